@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from clusterctl.lab.podman import run_as_root
-from tests.bench.profile import events
+from tests.bench.profile import LATER, events
 from tests.cluster.lab import TestLab, podman
 from tests.faults.injury import container, gateway
 from tests.labs import REPOSITORY
@@ -47,7 +47,7 @@ def tasks(directory: Path) -> dict[str, Counter[str]]:
     found: dict[str, Counter[str]] = {}
     for event in events(directory):
         if event["event"] == "result" and not event.get("waited"):
-            status = {"skipped": "skipped", "waits": "left"}.get(event["status"], "run")
+            status = {"skipped": "skipped", **dict.fromkeys(LATER, "left")}.get(event["status"], "run")
             found.setdefault(event["host"], Counter())[status] += 1
     return found
 
@@ -62,7 +62,7 @@ def calls(directory: Path) -> dict[str, list[str]]:
     place = ""
     for event in events(directory):
         place = event["path"] if event["event"] == "task" else place
-        ran = event["event"] == "result" and event["status"] not in ("skipped", "waits") and not event.get("waited")
+        ran = event["event"] == "result" and event["status"] not in ("skipped", *LATER) and not event.get("waited")
         if ran and not _is_local(place):
             found.setdefault(event["host"], []).append(f"{event['role']}: {event['task']}")
     return found

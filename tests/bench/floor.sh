@@ -324,7 +324,7 @@ PurgeStepAfter=12months
 PurgeSuspendAfter=12months
 PurgeTXNAfter=12months
 END
-  printf '%s\n' CgroupPlugin=autodetect "ConstrainCores=$(confines cores)" "ConstrainDevices=$(confines devices)" \
+  printf '%s\n' CgroupPlugin=autodetect SystemdTimeout=30000 "ConstrainCores=$(confines cores)" "ConstrainDevices=$(confines devices)" \
     "ConstrainRAMSpace=$(confines memory)" "ConstrainSwapSpace=$(confines swap)" | put /etc/slurm/cgroup.conf
   echo "AutoDetect=off" | put /etc/slurm/gres.conf
   put /etc/slurm/slurm.conf <<END

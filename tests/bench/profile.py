@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.ansible import runner
+from clusterctl.ansible import process
 from clusterctl.util.paths import content
 from tests.bench.measure import BenchError, Cost, Document, say
 
@@ -26,6 +26,10 @@ class Task:
     def __str__(self) -> str:
         where = f"{self.hosts} node" + ("s" if self.hosts > 1 else " ")
         return f"{self.seconds:6.1f} s  {where}  {self.role or '-'}: {self.name}"
+
+
+LATER = ("waits", "runs")
+"""Statuses of a result after which there is another one of the same task."""
 
 
 def latest_run(directory: Path, verb: str) -> Path:
@@ -48,7 +52,7 @@ def tasks(directory: Path) -> list[Task]:
     play = ""
     for event in events(directory):
         play = event.get("name", play) if event["event"] == "play" else play
-        if event["event"] == "result" and event["status"] not in ("skipped", "waits") and not event.get("waited"):
+        if event["event"] == "result" and event["status"] not in ("skipped", *LATER) and not event.get("waited"):
             key = (play, event["role"], event["task"], event["path"])
             old = found.get(key, Task(event["role"], event["task"], 0.0, 0))
             found[key] = Task(old.role, old.name, max(old.seconds, float(event["seconds"])), old.hosts + 1)
@@ -65,7 +69,7 @@ def ping_command(inventory: Path) -> tuple[str | Path, ...]:
 
     The connections are new ones, as in every run of clusterctl; their masters end by themselves within seconds.
     """
-    settings = runner.Command(content() / "playbooks" / "verify.yml", inventory).settings()
+    settings = process.settings(None)
     settings |= {"ANSIBLE_SSH_CONTROL_PATH": f"/tmp/bench-{uuid.uuid4().hex[:12]}-%%C", "ANSIBLE_SSH_ARGS": _SSH_ARGS}
     program = Path(sys.executable).with_name("ansible")
     playbooks = content() / "playbooks"

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -93,10 +93,15 @@ class ControlPlane:
 
     def changes(self, module: str, arguments: Mapping[str, object], *, check: bool = False) -> list[str]:
         """Run a module of Ansible on the head; return its changes."""
-        done = self.call(module, arguments, check=check)
+        return _described(self.call(module, arguments, check=check))
+
+    def apply(self, part: str, objects: Sequence[Mapping[str, object]], *, check: bool = False) -> list[str]:
+        """Apply objects as one call of kubernetes_objects that does not wait for pods; return its changes."""
+        one = {"part": part, "objects": objects, "wait": 0, "state": "present"}
+        done = self.call("kubernetes_objects", {"calls": [one]}, check=check)
         assert not done.get("failed"), done
-        changes = done["changes"]
-        return [" ".join((one["action"], one["name"], one["what"])).strip() for one in changes]
+        (result,) = done["results"]
+        return _described(result)
 
     def objects(self, role: str, **variables: object) -> list[dict[str, Any]]:
         """Return the objects of a role's templates."""
@@ -134,6 +139,12 @@ class ControlPlane:
         while self.ask("kubectl", "get", "--raw=/readyz").stdout != "ok":
             assert time.monotonic() < deadline, log.read_text()[-2000:]
             time.sleep(0.5)
+
+
+def _described(done: Mapping[str, Any]) -> list[str]:
+    """Return the changes of a module's result as text."""
+    assert not done.get("failed"), done
+    return [" ".join((one["action"], one["name"], one["what"])).strip() for one in done["changes"]]
 
 
 def render(folder: Path, files: Mapping[str, str], **variables: object) -> rendering.Cluster:

@@ -2,7 +2,7 @@
 
 from clusterctl.run import engine
 from clusterctl.run.context import Options
-from clusterctl.run.entry import CONTACT, NoteInputs, Preflight
+from clusterctl.run.entry import NoteInputs, Preflight, contact_phases
 from clusterctl.run.phases import Phase, Run
 from tests.cluster.lab import TestLab
 
@@ -17,8 +17,9 @@ class Decision(Phase):
         self.hosts = sorted(run.unchanged)
 
 
-def decided(lab: TestLab) -> list[str]:
-    """Return the hosts that a bootstrap would leave out now."""
+def decided(lab: TestLab, forks: int | None = None) -> list[str]:
+    """Return the hosts that a bootstrap would leave out now; `forks` is its option."""
     decision, preflight = Decision(), Preflight(proves=True, leaves_out=True)
-    engine.execute(Options("bootstrap", lab.inventory), [NoteInputs(), *CONTACT, preflight, decision])
+    phases = [NoteInputs(), *contact_phases(leaves_out=True), preflight, decision]
+    engine.execute(Options("bootstrap", lab.inventory, forks=forks), phases)
     return decision.hosts

@@ -92,26 +92,25 @@ def test_anonymous__asks__learns_only_of_health(head: ControlPlane) -> None:
     ],
 )
 def test_objects__of_a_role__are_applied_once(head: ControlPlane, role: str, variables: dict[str, object]) -> None:
-    given = {"part": role, "objects": head.objects(role, **variables), "wait": 0}
-    planned = head.changes("kubernetes_objects", given, check=True)
+    wanted = head.objects(role, **variables)
+    planned = head.apply(role, wanted, check=True)
     assert planned
-    assert head.changes("kubernetes_objects", given) == planned
-    assert head.changes("kubernetes_objects", given) == []
-    assert head.changes("kubernetes_objects", given, check=True) == []
+    assert head.apply(role, wanted) == planned
+    assert head.apply(role, wanted) == []
+    assert head.apply(role, wanted, check=True) == []
 
 
 @pytest.mark.proves("kubernetes", "A StorageClass with another policy replaces the old one.")
 def test_objects__storage_class_with_fixed_fields__is_created_again(head: ControlPlane) -> None:
     wanted = head.objects("kubernetes_storage")
-    given = {"part": "kubernetes_storage", "objects": wanted, "wait": 0}
     (storage,) = (one for one in wanted if one["kind"] == "StorageClass")
-    head.changes("kubernetes_objects", given)
+    head.apply("kubernetes_storage", wanted)
     storage["reclaimPolicy"] = "Retain"
-    planned = head.changes("kubernetes_objects", given, check=True)
+    planned = head.apply("kubernetes_storage", wanted, check=True)
     assert planned == [f"changed {storage['metadata']['name']}"]
-    assert head.changes("kubernetes_objects", given) == planned
+    assert head.apply("kubernetes_storage", wanted) == planned
     assert head.get("storageclass", storage["metadata"]["name"])["reclaimPolicy"] == "Retain"
-    assert head.changes("kubernetes_objects", given) == []
+    assert head.apply("kubernetes_storage", wanted) == []
 
 
 @pytest.mark.proves("kubernetes", "New nodes are cordoned and labelled; a second run changes none.")
@@ -386,8 +385,7 @@ def test_metrics__of_a_head__are_written(nodes: ControlPlane) -> None:
 
 @pytest.mark.proves("monitoring", "Prometheus' certificate reads the API server's metrics, and nothing else.")
 def test_metrics__with_the_certificate_of_prometheus__are_all_it_reads(head: ControlPlane) -> None:
-    objects = {"part": "kubernetes_exporter", "objects": head.objects("kubernetes_exporter"), "wait": 0}
-    head.call("kubernetes_objects", objects)
+    head.apply("kubernetes_exporter", head.objects("kubernetes_exporter"))
     role = head.rendered.role("prometheus", "head1")
     for name, content in role.value("__prometheus_kubernetes_issued").items():
         (head.folder / f"{name}.pem").write_text(content)
@@ -415,8 +413,7 @@ def refusal(head: ControlPlane, namespace: str, name: str, who: Sequence[str] = 
 @pytest.mark.proves("kubernetes", "A person cannot create pods of the system's priority classes.")
 @pytest.mark.parametrize("name", ["system-node-critical", "system-cluster-critical"])
 def test_priority__of_the_system__is_for_its_namespaces(head: ControlPlane, name: str) -> None:
-    objects = {"part": "kubernetes_quota", "objects": head.objects("kubernetes_quota"), "wait": 0}
-    head.call("kubernetes_objects", objects)
+    head.apply("kubernetes_quota", head.objects("kubernetes_quota"))
     head.ask("kubectl", "create", "namespace", "drivers")
     head.run("kubectl", "label", "--overwrite", "namespace", "drivers", "pod-security.kubernetes.io/enforce=privileged")
     spaces = ("default", "kube-system", "drivers")
@@ -437,7 +434,7 @@ def as_user(name: str, *groups: str) -> list[str]:
 def limit(head: ControlPlane, role: str) -> None:
     """Apply the objects of a role, and wait until the API server has read its policies."""
     wanted = head.objects(role)
-    head.call("kubernetes_objects", {"part": role, "objects": wanted, "wait": 0})
+    head.apply(role, wanted)
     kind = "validatingadmissionpolicies"
     names = [one["metadata"]["name"] for one in wanted if one["kind"] == "ValidatingAdmissionPolicy"]
     for name in names:
@@ -571,8 +568,7 @@ def test_flannel__with_its_token__changes_only_its_own_annotations(nodes: Contro
 )
 def test_teams__in_the_inventory__share_by_quotas(head: ControlPlane) -> None:
     def apply(**variables: object) -> list[str]:
-        objects = head.objects("kubernetes_quota", **variables)
-        return head.changes("kubernetes_objects", {"part": "kubernetes_quota", "objects": objects, "wait": 0})
+        return head.apply("kubernetes_quota", head.objects("kubernetes_quota", **variables))
 
     apply(kubernetes_quota_priorities=PRIORITIES, kubernetes_quota_teams=TEAMS)
     wait_until(lambda: head.get("serviceaccounts", "--namespace=vision") != [])

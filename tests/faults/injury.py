@@ -171,7 +171,7 @@ def change_zone(lab: TestLab) -> str:
     kept = lab.inventory.read_text().replace(f"    {BERLIN}\n", "")
     lab.inventory.write_text(kept)
     if lab.ssh("gpu01", "readlink", "/etc/localtime").strip().endswith("/Berlin"):
-        return "UTC"
+        return "Etc/UTC"
     lab.declare(BERLIN)
     return "Europe/Berlin"
 

@@ -117,6 +117,8 @@ def test_a_run_that_is_asked_to_end_lets_go_of_the_cluster(lab: TestLab, how: st
         assert under_way in said
         assert "Resume" in said
     assert json.loads((latest_run(lab) / "summary.json").read_text())["exit_code"] == 7
+    if how.endswith("twice"):  # the process of a task that was ended takes a moment, in which it has the lock
+        wait_until(lambda: processes_about(str(lab.inventory)) == [])
     with open(lab.inventory.parent / ".clusterctl/lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     lab.root("head1", "flock --nonblock /run/clusterctl/cluster.lock true")
@@ -427,7 +429,9 @@ def test_a_controller_whose_disk_is_full_says_so_before_or_in_the_midst(lab: Tes
         assert "No space left on device" in said
         assert str(state) in said
         after = content(state)
-        assert {name: after.get(name) for name in without_lock(before)} == without_lock(before)
+        # What is known to be unchanged is deleted before Ansible contacts a node.
+        kept = {name: text for name, text in without_lock(before).items() if name != "unchanged.json"}
+        assert {name: after.get(name) for name in kept} == kept
         for name, text in after.items():
             if name.endswith(".json"):
                 json.loads(text)
