@@ -103,7 +103,7 @@ class Golden:
         """Wait until the nodes that boot are a healthy cluster without drift: `clusterctl status` exits with 0."""
         idle = ["idle"] * self.lab.workers
         ask = ("sinfo", "--noheader", "--Node", "--format=%T")
-        wait_until(lambda: self.lab.ssh("head1", *ask, check=False).split() == idle)
+        wait_until(lambda: self.lab.ssh("head1", *ask, check=False).split() == idle, self._describe_slurm)
         last = [clusterctl("status", str(self.lab.inventory))]
 
         def is_healthy() -> bool:
@@ -111,6 +111,12 @@ class Golden:
             return last[-1].returncode == 0
 
         wait_until(is_healthy, lambda: described(last[-1]))
+
+    def _describe_slurm(self) -> str:
+        """Return what Slurm says of the nodes, and what has failed on each node."""
+        look = "systemctl list-units --failed --plain --no-legend; journalctl --unit 'slurm*' --no-pager --lines 15"
+        said = self.lab.ssh("head1", "scontrol", "show", "nodes", "--oneliner", check=False)
+        return "\n".join([said, *(f"{node}:\n{self.lab.root(node, look, check=False)}" for node in self.lab.nodes)])
 
     # The snapshot
 
