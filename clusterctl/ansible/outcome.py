@@ -94,7 +94,7 @@ class Ledger:
         self.orderly = False
         self.ended = False
         self._play = PlayStarted("")
-        self._held: list[Stage] = []  # stages with tasks that wait, of the current play or in the background of it
+        self._held: list[Stage] = []  # stages with tasks that wait, or continue in the background
         self._running: set[str] = set()  # hosts with a call in the background
         self._was_check = False  # whether the playbook before ran in check mode
         self._before: dict[str, int] = {}  # changes of a host by earlier playbooks
@@ -141,7 +141,7 @@ class Ledger:
                 for host in self.hosts.values():
                     host.behind = False
             case PlayStarted():
-                ended = self._close(play_ends=True)
+                ended = self._close()
                 if event.name in self.plays_to_come:
                     self.plays_to_come.remove(event.name)
                 self._play = event
@@ -158,10 +158,10 @@ class Ledger:
                 self._stats(event)
             case Stopped():
                 self.stopped = self.orderly = True
-                return self._close(play_ends=True, run_ends=True)
+                return self._close(run_ends=True)
             case Ended():
                 self.ended = True
-                return self._close(play_ends=True, run_ends=True)
+                return self._close(run_ends=True)
         return []
 
     @property
@@ -170,16 +170,16 @@ class Ledger:
         running = (one for one in self._held if self._running & one.waiting.keys())
         return next(running, None) if self.stage is None else None
 
-    def _close(self, play_ends: bool = False, run_ends: bool = False) -> list[Stage]:
-        """End the current stage; return what has ended, without stages with tasks that still wait in the play."""
+    def _close(self, run_ends: bool = False) -> list[Stage]:
+        """End the current stage; return what has ended, without stages with tasks that still wait."""
         stage = self.stage
         if stage:
             stage.ended = self._clock()
             self._held.append(stage)
+        awaited = {host for one in self._held for host in one.waiting} - self._left - self.behind()
         if run_ends:
             self._running.clear()
-        awaited = {host for one in self._held for host in one.waiting} - self._left
-        awaited &= self._running if play_ends else awaited
+            awaited.clear()
         held = [one for one in self._held if awaited & one.waiting.keys()]
         ended, self._held = [one for one in self._held if one not in held], held
         for one in ended:

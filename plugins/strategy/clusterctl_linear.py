@@ -194,8 +194,9 @@ def contacts_no_node(task: Any, task_vars: dict[str, Any]) -> bool:
         return False
     if task.action in LOCAL:
         return True
-    if task.action in waiting.ACTIONS and task.args.get("state") == "flush" and not task.when:
-        return not waiting.waiting(task.action, task_vars)
+    flushes = task.action in waiting.ACTIONS and task.args.get("state") == "flush"
+    if flushes and not waiting.waiting(task.action, task_vars):
+        return True
     if task.action in waiting.ACTIONS and not AT_ONCE & task.args.keys() and not task.module_defaults:
         return waiting.may_wait(task, once=waiting.ACTIONS[task.action])
     if task.loop or not task.when:

@@ -177,13 +177,15 @@ def test_plays__for_some_nodes__have_the_others_too() -> None:
 
 @pytest.mark.proves("bootstrap", "Each role of the bootstrap can be played alone, by a tag of its name.")
 def test_bootstrap__each_role__has_its_name_as_its_tag() -> None:
-    """Role apply has those of the roles whose calls it applies."""
+    """Role apply has those of the roles whose calls it applies, also of plays that leave theirs to it."""
+    left: list[str] = []
     of_base: dict[str, list[str] | str] = {"slurm_head": ["base", "head_base"], "all": "early_base"}
     for play in load(CONTENT / "playbooks/bootstrap.yml"):
-        before: list[str] = []
+        before, left = left, []
         for role in play.get("roles", ()):
             own = of_base.get(play["hosts"], "base") if role["role"] == "base" else role["role"]
             assert role["tags"] == (before if role["role"] == APPLY else own), play["name"]
+            left = list(before) if "__apply_later" in role else left
             before += own if isinstance(own, list) else [own]
         tasks = [task for part in ("pre_tasks", "tasks", "post_tasks") for task in play.get(part, ())]
         tags = {task["name"]: task["tags"] for task in tasks if "tags" in task}

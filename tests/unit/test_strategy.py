@@ -183,6 +183,8 @@ def plugin() -> Any:
         ({}, True),
         ({"args": {"now": "{{ x }}"}}, False),
         ({"args": {"state": "probe"}}, False),
+        ({"args": {"state": "flush"}}, True),
+        ({"args": {"state": "flush"}, "when": ["x"]}, True),
         ({"args": {"_raw_params": "{{ x }}"}}, False),
         ({"args": {"_variable_params": "{{ x }}"}}, False),
         ({"module_defaults": [{"node_state": {"now": True}}]}, False),
@@ -200,6 +202,15 @@ def test_call__that_may_wait__is_local_unless_its_arguments_say_otherwise(
     plain = {"action": "node_state", "args": {"files": []}, "async_val": 0, "delegate_to": None, "until": []}
     plain |= {"retries": None, "module_defaults": [], "loop": None, "when": []}
     assert module.contacts_no_node(SimpleNamespace(**{**plain, **given}), {}) is local
+
+
+@pytest.mark.parametrize("when", [True, False])
+def test_call__that_makes_what_waits__is_local_only_if_it_is_skipped(when: bool) -> None:
+    module = plugin()
+    task = {"action": "node_state", "args": {"state": "flush"}, "async_val": 0, "delegate_to": None, "until": []}
+    task |= {"retries": None, "loop": None, "when": ["x"], "_resolve_conditional": lambda *_: when}
+    waits = {"ansible_facts": {module.waiting.fact("node_state"): [{}]}}
+    assert module.contacts_no_node(SimpleNamespace(**task), waits) is not when
 
 
 @pytest.mark.parametrize("verbosity", ["0", "4"])

@@ -1,7 +1,9 @@
 """Calls of node_state and kubernetes_objects that wait: by real Ansible in check mode here, and in all roles."""
 
+import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,10 +12,12 @@ from typing import Any
 
 import pytest
 import yaml
+from jinja2 import Environment
 
 from clusterctl.ansible import events, waiting
 from clusterctl.ansible.outcome import Ledger
 from clusterctl.ansible.patience import Patience
+from clusterctl.inventory import host_pattern
 from clusterctl.inventory.bootstrap_plays import APPLY
 from clusterctl.util import paths
 from tests.systems.rendering import ROLES, load, tasks
@@ -77,24 +81,61 @@ def includes(task: dict[str, Any]) -> bool:
     return any(name.rpartition(".")[2].startswith(("include_", "import_")) for name in task)
 
 
-PLAYS = [
-    {"name": play["name"], "roles": [role["role"] for role in play.get("roles", ())]}
-    for play in load(CONTENT / "playbooks/bootstrap.yml")
-    if APPLY in [role["role"] for role in play.get("roles", ())]
-]
+def plays() -> Iterator[dict[str, Any]]:
+    """Yield the plays of a bootstrap that end with role apply."""
+    for play in load(CONTENT / "playbooks/bootstrap.yml"):
+        *roles, last = play.get("roles") or [{}]
+        if APPLY in [role.get("role") for role in (*roles, last)]:
+            lists = [[role["tags"]] if isinstance(role["tags"], str) else role["tags"] for role in roles]
+            tags = [*itertools.chain(*lists)]
+            yield {**play, "roles": [role["role"] for role in (*roles, last)], "tags": tags, "apply": last}
+
+
+PLAYS = [*plays()]
+
+
+def chains() -> Iterator[list[dict[str, Any]]]:
+    """Yield each play, with the later ones that apply what waits in it."""
+    ends = [place for place, play in enumerate(PLAYS) if "__apply_later" not in play["apply"]]
+    for begin in range(len(PLAYS)):
+        yield PLAYS[begin : 1 + next(end for end in ends if end >= begin)]
 
 
 @pytest.mark.proves("roles", "Nothing on the node needs what a role has left to a later task.")
-@pytest.mark.parametrize("play", PLAYS, ids=lambda play: str(play["name"]))
-def test_play__after_a_call_that_waits__does_nothing_that_needs_it(play: dict[str, Any]) -> None:
+@pytest.mark.parametrize("chain", [*chains()], ids=lambda chain: str(chain[0]["name"]))
+def test_play__after_a_call_that_waits__does_nothing_that_needs_it(chain: list[dict[str, Any]]) -> None:
     """A call by a template of `now` counts as one that waits."""
     left = ""
-    for name in play["roles"]:
+    for name in (name for play in chain for name in play["roles"]):
         for role, task in walk(name) if name != APPLY else ():
             if left and reaches_the_node(task) and (role, task["name"]) not in INDEPENDENT:
                 assert includes(task), f"{role}: {task['name']} comes after {left}, which waits"
             if any(name in task for name in WAITS):
                 left = f"{role}: {task['name']}" if may_wait(task) else ""
+
+
+@pytest.mark.proves("roles", "What a play leaves to a later one is applied on every host, whatever its groups.")
+def test_plays__that_leave_calls_to_a_later_one__are_followed_by_it() -> None:
+    names = sorted({name for play in PLAYS for _, name in host_pattern.parse(play["hosts"])} - {"all"})
+    names += [name for play in PLAYS for name in re.findall(r"'(\w+)'", str(play["apply"].get("__apply_later", "")))]
+    templates = Environment(autoescape=True)
+    templates.filters["intersect"] = lambda one, other: [name for name in one if name in other]
+    combinations = itertools.product((False, True), repeat=len({*names}))
+    left_at_all = 0
+    for chosen in combinations:
+        groups = ["all", *itertools.compress(sorted({*names}), chosen)]
+        if "grafana" in groups and "monitoring" not in groups:
+            continue  # role grafana refuses it
+        left: list[str] = []
+        for play in PLAYS:
+            if host_pattern.matches(play["hosts"], groups):
+                left += play["tags"]
+                later = str(play["apply"].get("__apply_later", "false"))
+                left_at_all += (waits := templates.from_string(later).render(group_names=groups).lower() == "true")
+                assert waits or {*left} <= {*play["apply"]["tags"]}, (groups, play["name"])
+                left = left if waits else []
+        assert not left, groups
+    assert left_at_all
 
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
@@ -113,14 +154,20 @@ def play(
     folder: Path, calls: dict[str, list[dict[str, Any]]], last: list[str], *options: str
 ) -> tuple[str, list[events.Event]]:
     """Run one role for each entry, then others, by real Ansible in check mode; return its output and the events."""
+    return play_all(folder, calls, [[*calls, *last]], *options)
+
+
+def play_all(
+    folder: Path, calls: dict[str, list[dict[str, Any]]], given: list[list[Any]], *options: str
+) -> tuple[str, list[events.Event]]:
+    """Run plays of these roles."""
     for role, made in calls.items():
         (folder / "roles" / role / "tasks").mkdir(parents=True)
         (folder / "roles" / role / "tasks/main.yml").write_text(yaml.safe_dump(made))
     (folder / "hosts.yaml").write_text(yaml.safe_dump({"all": {"hosts": {"one": None, "two": None}}}))
-    written = {"hosts": "all", "connection": "local", "gather_facts": False, "roles": [*calls, *last]}
-    (folder / "play.yml").write_text(
-        yaml.safe_dump([written | {"vars": {"ansible_python_interpreter": sys.executable}}])
-    )
+    written = {"hosts": "all", "connection": "local", "gather_facts": False}
+    written |= {"vars": {"ansible_python_interpreter": sys.executable}}
+    (folder / "play.yml").write_text(yaml.safe_dump([{**written, "roles": roles} for roles in given]))
     environment = {
         "PATH": os.environ["PATH"],
         "HOME": str(folder),
@@ -179,6 +226,29 @@ def test_play__with_role_apply__applies_all_in_one_task(tmp_path: Path) -> None:
     assert {change.name for _, change in ledger.hosts["one"].changes} == {str(tmp_path / "a"), str(tmp_path / "key")}
     assert [stage["role"] for stage in ledger.summary()["stages"]] == ["a", "b"]
     assert sorted(ledger.roles) == ["a", "b"]
+
+
+@pytest.mark.proves("roles", "A later play applies what one has left, and its role is reported then.")
+def test_play__that_leaves_calls_to_a_later_one__has_them_applied_there(tmp_path: Path) -> None:
+    calls = {name: [directory(f"Make {name}", tmp_path / name)] for name in "abc"}
+    later = {"role": "apply", "__apply_later": True}
+    output, found = play_all(tmp_path, calls, [["a", later], ["b", later], ["c", "apply"]])
+    assert list(results(found, "two")) == [
+        ("a", "Make a", "waits"),
+        ("apply", "Apply what the roles before have left", "skipped"),
+        ("b", "Make b", "waits"),
+        ("apply", "Apply what the roles before have left", "skipped"),
+        ("c", "Make c", "waits"),
+        ("a", "Make a", "changed"),
+        ("b", "Make b", "changed"),
+        ("c", "Make c", "changed"),
+        ("apply", "Apply what the roles before have left", "ok"),
+    ], output
+    ledger = Ledger()
+    ended = [(event, stage.role) for event in found for stage in ledger.add(event)]
+    assert [role for _, role in ended] == ["a", "b", "c"]
+    assert {type(event) for event, _ in ended} == {events.Ended}
+    assert all(stage.changed == {"one", "two"} for stage in ledger.stages if stage.role != "apply")
 
 
 def test_play__without_role_apply__applies_each_at_once(tmp_path: Path) -> None:
