@@ -114,7 +114,7 @@ def test_play__after_a_call_that_waits__does_nothing_that_needs_it(chain: list[d
                 left = f"{role}: {task['name']}" if may_wait(task) else ""
 
 
-@pytest.mark.proves("roles", "What a play leaves to a later one is applied on every host, whatever its groups.")
+@pytest.mark.proves("roles", "What a play leaves to a later one is applied on each host.")
 def test_plays__that_leave_calls_to_a_later_one__are_followed_by_it() -> None:
     names = sorted({name for play in PLAYS for _, name in host_pattern.parse(play["hosts"])} - {"all"})
     names += [name for play in PLAYS for name in re.findall(r"'(\w+)'", str(play["apply"].get("__apply_later", "")))]
