@@ -113,7 +113,7 @@ class Golden:
         wait_until(is_healthy, lambda: described(last[-1]))
 
     def _describe_slurm(self) -> str:
-        """Return what Slurm says of the nodes, and what has failed on each node."""
+        """Return what Slurm reports about the nodes, and what has failed on each node."""
         look = "systemctl list-units --failed --plain --no-legend; journalctl --unit 'slurm*' --no-pager --lines 15"
         said = self.lab.ssh("head1", "scontrol", "show", "nodes", "--oneliner", check=False)
         return "\n".join([said, *(f"{node}:\n{self.lab.root(node, look, check=False)}" for node in self.lab.nodes)])

@@ -12,8 +12,8 @@ import sys
 
 def main() -> None:
     """Load Ansible's code, wait for the command, and run it."""
-    ended: list[int] = []
-    atexit.register(_exit_at_once, ended)  # before what Ansible's code registers, so that it is called after that
+    codes: list[int] = []
+    atexit.register(_exit_at_once, codes)  # before what Ansible's code registers, so that it is called after that
 
     from ansible.cli import playbook
 
@@ -33,16 +33,16 @@ def main() -> None:
         playbook.main()
     except SystemExit as end:
         if isinstance(end.code, int):
-            ended.append(end.code)
+            codes.append(end.code)
         raise
 
 
-def _exit_at_once(ended: list[int]) -> None:
-    """Leave the memory to the system: Python needs a quarter of a second to free it object by object."""
-    if ended:
+def _exit_at_once(codes: list[int]) -> None:
+    """Exit with Ansible's code without freeing the memory, which takes Python a quarter of a second."""
+    if codes:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(ended[0])
+        os._exit(codes[0])
 
 
 if __name__ == "__main__":

@@ -246,7 +246,7 @@ class Ledger:
             if stage.waiting[result.host] <= 0:
                 del stage.waiting[result.host]
             stage.own[result.host] = stage.own.get(result.host, 0.0) + result.seconds
-            if now and now.play == stage.play:
+            if now and result.waited and result.host not in self._running:
                 now.lent[result.host] = now.lent.get(result.host, 0.0) + result.seconds
         stage.hosts.add(result.host)
         if result.status != "skipped":

@@ -1,8 +1,9 @@
 """Calls of an action plugin that wait, so that one task makes them all: for node_state and kubernetes_objects.
 
 In a play that ends with role `apply`, what the roles before it describe is kept in a fact of the host, and applied in
-one task, in its order: by role `apply`, or before it by a call that says `now`. A task that contacts a node has a
-process of its own, so a fact is the only way to keep something for it.
+one task, in its order: by role `apply`, or before it by a call that says `now`. With `__apply_later` it is kept for a
+later play of the host that ends with role `apply`. A task that contacts a node has a process of its own, so a fact is
+the only way to keep something for it.
 
 What waits is not applied if the host fails before. Ansible forgets the facts of a task that fails: if a block rescues
 it, all calls are made again.

@@ -127,6 +127,9 @@ class Progress:
             self._screen.say(("  " + play, "bold"), cut=True)
 
     def _stage_line(self, stage: Stage) -> None:
+        """Print the line of a stage; none for a role whose tasks were skipped on all hosts."""
+        if stage.role and not stage.busy and not stage.failed:
+            return
         if self._live:  # else the live line of this stage is drawn again below its permanent line
             self._live.update(Text(""), refresh=True)
             self._drawn = float("-inf")

@@ -64,7 +64,7 @@ TINY: Mapping[str, Callable[[], Document]] = {
     "scale": lambda: scale.main((2, 3), rounds=1),
     "bytes": lambda: outside_bytes.main((2, 3)),
     "pyinfra": lambda: against_pyinfra.main(1, rounds=1),
-    "grow": lambda: grow.main((2, 3)),
+    "grow": lambda: grow.main((2, 3), rounds=1),
     "ill": lambda: ill.main(ill.FAULTS[:1], interval=5),
     "limits": lambda: limits.main(1),
     "status": lambda: status_drift.main(1, rounds=1),

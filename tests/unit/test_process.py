@@ -48,6 +48,18 @@ def test_process__that_waits__runs_the_command(inventory: Path) -> None:
     assert not waiting.private.exists()
 
 
+@pytest.mark.parametrize(("task", "code"), [("ansible.builtin.fail: {}", 2), ("ansible.builtin.unknown: {}", 4)])
+def test_process__whose_run_fails__has_ansibles_code(inventory: Path, task: str, code: int) -> None:
+    playbook = inventory.with_name("play.yml")
+    playbook.write_text(f"- hosts: all\n  gather_facts: false\n  tasks:\n    - {{{task}}}\n")
+    waiting = process.Process(inventory, None)
+    kept = RunDirectory.create(inventory.parent, "bootstrap")
+    for _ in runner.Runner(runner.Command(playbook, inventory), kept, prepared=waiting).watch():
+        pass
+    assert waiting.child.returncode == code, kept.log.read_text()
+    assert "ERROR" in kept.log.read_text() or "FAILED" in kept.log.read_text()
+
+
 def test_process__where_the_program_is_elsewhere__runs_the_command(
     inventory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

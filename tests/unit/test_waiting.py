@@ -81,24 +81,26 @@ def includes(task: dict[str, Any]) -> bool:
     return any(name.rpartition(".")[2].startswith(("include_", "import_")) for name in task)
 
 
-def plays() -> Iterator[dict[str, Any]]:
-    """Yield the plays of a bootstrap that end with role apply."""
-    for play in load(CONTENT / "playbooks/bootstrap.yml"):
-        *roles, last = play.get("roles") or [{}]
-        if APPLY in [role.get("role") for role in (*roles, last)]:
-            lists = [[role["tags"]] if isinstance(role["tags"], str) else role["tags"] for role in roles]
-            tags = [*itertools.chain(*lists)]
-            yield {**play, "roles": [role["role"] for role in (*roles, last)], "tags": tags, "apply": last}
+def with_apply(play: dict[str, Any]) -> bool:
+    return APPLY in [role["role"] for role in play.get("roles") or ()]
 
 
-PLAYS = [*plays()]
+def later(play: dict[str, Any]) -> str:
+    """Return the condition by which a play leaves its calls to a later one."""
+    last = (play.get("roles") or [{}])[-1]
+    return str(last.get("__apply_later", ""))
+
+
+BOOTSTRAP = load(CONTENT / "playbooks/bootstrap.yml")
+PLAYS = [play for play in BOOTSTRAP if with_apply(play)]
 
 
 def chains() -> Iterator[list[dict[str, Any]]]:
-    """Yield each play, with the later ones that apply what waits in it."""
-    ends = [place for place, play in enumerate(PLAYS) if "__apply_later" not in play["apply"]]
-    for begin in range(len(PLAYS)):
-        yield PLAYS[begin : 1 + next(end for end in ends if end >= begin)]
+    """Yield the plays up to one that applies what waits in the first of them, also those between them."""
+    ends = [place for place, play in enumerate(BOOTSTRAP) if with_apply(play) and not later(play)]
+    for begin, play in enumerate(BOOTSTRAP):
+        if with_apply(play):
+            yield BOOTSTRAP[begin : 1 + next(end for end in ends if end >= begin)]
 
 
 @pytest.mark.proves("roles", "Nothing on the node needs what a role has left to a later task.")
@@ -106,36 +108,52 @@ def chains() -> Iterator[list[dict[str, Any]]]:
 def test_play__after_a_call_that_waits__does_nothing_that_needs_it(chain: list[dict[str, Any]]) -> None:
     """A call by a template of `now` counts as one that waits."""
     left = ""
-    for name in (name for play in chain for name in play["roles"]):
+    for name in (role["role"] for play in chain for role in play.get("roles") or ()):
         for role, task in walk(name) if name != APPLY else ():
             if left and reaches_the_node(task) and (role, task["name"]) not in INDEPENDENT:
                 assert includes(task), f"{role}: {task['name']} comes after {left}, which waits"
             if any(name in task for name in WAITS):
                 left = f"{role}: {task['name']}" if may_wait(task) else ""
+    assert all(play.get("roles") for play in chain)
+
+
+def tags(play: dict[str, Any]) -> set[str]:
+    """Return the tags of the roles before role apply."""
+    lists = [[role["tags"]] if isinstance(role["tags"], str) else role["tags"] for role in play["roles"][:-1]]
+    return {*itertools.chain(*lists)}
 
 
 @pytest.mark.proves("roles", "What a play leaves to a later one is applied on each host.")
-def test_plays__that_leave_calls_to_a_later_one__are_followed_by_it() -> None:
-    names = sorted({name for play in PLAYS for _, name in host_pattern.parse(play["hosts"])} - {"all"})
-    names += [name for play in PLAYS for name in re.findall(r"'(\w+)'", str(play["apply"].get("__apply_later", "")))]
+@pytest.mark.parametrize("others", [[], ["two"]], ids=["the only host", "one of two hosts"])
+def test_plays__that_leave_calls_to_a_later_one__are_followed_by_it(others: list[str]) -> None:
+    """With a second host they leave none: the run ends if all hosts of a play between them fail."""
+    conditions = {play["name"]: later(play) for play in PLAYS}
+    own = load(CONTENT / "roles/apply/vars/main.yml")
     templates = Environment(autoescape=True)
     templates.filters["intersect"] = lambda one, other: [name for name in one if name in other]
-    combinations = itertools.product((False, True), repeat=len({*names}))
-    left_at_all = 0
-    for chosen in combinations:
-        groups = ["all", *itertools.compress(sorted({*names}), chosen)]
-        if "grafana" in groups and "monitoring" not in groups:
-            continue  # role grafana refuses it
-        left: list[str] = []
+    templates.filters["union"] = lambda one, other: [*dict.fromkeys([*one, *other])]
+
+    def is_true(condition: str, groups: list[str]) -> bool:
+        given = {"groups": {name: ["one", *others] for name in groups}, "group_names": groups}
+        given |= {"inventory_hostname": "one"}
+        mine = {name: str(templates.from_string(str(text)).render(given)) == "True" for name, text in own.items()}
+        return str(templates.from_string(condition or "{{ false }}").render(given | mine)) == "True"
+
+    names = {name for play in PLAYS for _, name in host_pattern.parse(play["hosts"])} - {"all"}
+    names |= {name for text in conditions.values() for name in re.findall(r"'(\w+)'", text)}
+    leave: set[str] = set()
+    for chosen in itertools.product((False, True), repeat=len(names)):
+        groups = ["all", *itertools.compress(sorted(names), chosen)]
+        left: set[str] = set()
         for play in PLAYS:
             if host_pattern.matches(play["hosts"], groups):
-                left += play["tags"]
-                later = str(play["apply"].get("__apply_later", "false"))
-                left_at_all += (waits := templates.from_string(later).render(group_names=groups).lower() == "true")
-                assert waits or {*left} <= {*play["apply"]["tags"]}, (groups, play["name"])
-                left = left if waits else []
+                left |= tags(play)
+                waits = is_true(conditions[play["name"]], groups)
+                leave |= {play["name"]} if waits else set()
+                assert waits or left <= {*play["roles"][-1]["tags"]}, (groups, play["name"])
+                left = left if waits else set()
         assert not left, groups
-    assert left_at_all
+    assert leave == (set() if others else {name for name, text in conditions.items() if text})
 
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
@@ -147,27 +165,28 @@ def test_result__of_a_call_that_waits__is_not_read(role: Path) -> None:
 
 def test_plays__with_role_apply__have_it_last() -> None:
     assert len(PLAYS) >= 7
-    assert [play["name"] for play in PLAYS if play["roles"].index(APPLY) != len(play["roles"]) - 1] == []
+    assert [play["name"] for play in PLAYS if play["roles"][-1]["role"] != APPLY] == []
 
 
 def play(
     folder: Path, calls: dict[str, list[dict[str, Any]]], last: list[str], *options: str
 ) -> tuple[str, list[events.Event]]:
     """Run one role for each entry, then others, by real Ansible in check mode; return its output and the events."""
-    return play_all(folder, calls, [[*calls, *last]], *options)
+    return play_all(folder, calls, {"Play": [*calls, *last]}, *options)
 
 
 def play_all(
-    folder: Path, calls: dict[str, list[dict[str, Any]]], given: list[list[Any]], *options: str
+    folder: Path, calls: dict[str, list[dict[str, Any]]], given: dict[str, list[Any]], *options: str
 ) -> tuple[str, list[events.Event]]:
-    """Run plays of these roles."""
+    """Run plays of these names and roles."""
     for role, made in calls.items():
         (folder / "roles" / role / "tasks").mkdir(parents=True)
         (folder / "roles" / role / "tasks/main.yml").write_text(yaml.safe_dump(made))
     (folder / "hosts.yaml").write_text(yaml.safe_dump({"all": {"hosts": {"one": None, "two": None}}}))
     written = {"hosts": "all", "connection": "local", "gather_facts": False}
     written |= {"vars": {"ansible_python_interpreter": sys.executable}}
-    (folder / "play.yml").write_text(yaml.safe_dump([{**written, "roles": roles} for roles in given]))
+    plays = [{**written, "name": name, "roles": roles} for name, roles in given.items()]
+    (folder / "play.yml").write_text(yaml.safe_dump(plays))
     environment = {
         "PATH": os.environ["PATH"],
         "HOME": str(folder),
@@ -232,7 +251,8 @@ def test_play__with_role_apply__applies_all_in_one_task(tmp_path: Path) -> None:
 def test_play__that_leaves_calls_to_a_later_one__has_them_applied_there(tmp_path: Path) -> None:
     calls = {name: [directory(f"Make {name}", tmp_path / name)] for name in "abc"}
     later = {"role": "apply", "__apply_later": True}
-    output, found = play_all(tmp_path, calls, [["a", later], ["b", later], ["c", "apply"]])
+    given = {"First": ["a", later], "Second": ["b", later], "Third": ["c", "apply"]}
+    output, found = play_all(tmp_path, calls, given)
     assert list(results(found, "two")) == [
         ("a", "Make a", "waits"),
         ("apply", "Apply what the roles before have left", "skipped"),
@@ -340,6 +360,34 @@ def test_stage__of_a_role_that_waited__has_its_part_of_the_time() -> None:
     ledger.add(events.Result("one", "b", "Make b", "", "ok", seconds=5.0))
     ended = ledger.add(events.PlayStarted("Next"))
     assert [(stage.role, stage.seconds(now)) for stage in ended] == [("a", 4.0), ("b", 2.0)]
+
+
+@pytest.mark.parametrize("play", ["Play", "Next"])
+def test_stage__with_a_call_of_an_earlier_one__lends_it_the_time(play: str) -> None:
+    now = 0.0
+    ledger = Ledger(lambda: now)
+    ledger.add(events.PlayStarted("Play", hosts=("one",)))
+    ledger.add(events.TaskStarted("Play", "a", "Make a", ""))
+    ledger.add(events.Result("one", "a", "Make a", "", "waits"))
+    ledger.add(events.PlayStarted(play, hosts=("one",)))
+    ledger.add(events.TaskStarted(play, "b", "Make b now", ""))
+    now = 5.0
+    ledger.add(events.Result("one", "a", "Make a", "", "changed", seconds=3.0, waited=True))
+    ledger.add(events.Result("one", "b", "Make b now", "", "changed", seconds=5.0))
+    ended = ledger.add(events.Ended())
+    assert [(stage.role, stage.seconds(now)) for stage in ended] == [("a", 3.0), ("b", 2.0)]
+
+
+def test_stage__with_a_call_of_a_host_left_behind__ends_with_the_next_one() -> None:
+    ledger = Ledger()
+    ledger.add(events.PlayStarted("Play", hosts=("one", "two")))
+    ledger.add(events.TaskStarted("Play", "a", "Make a", ""))
+    for host in ("one", "two"):
+        ledger.add(events.Result(host, "a", "Make a", "", "waits"))
+    ledger.add(events.TaskStarted("Play", "apply", "Apply", ""))
+    ledger.add(events.Result("one", "a", "Make a", "", "ok", waited=True))
+    ledger.add(events.Result("two", "apply", "Apply", "", "behind"))
+    assert [stage.role for stage in ledger.add(events.PlayStarted("Next", hosts=("one",)))] == ["a"]
 
 
 def test_role__with_a_call_that_never_ran__is_not_one_that_the_host_has() -> None:
