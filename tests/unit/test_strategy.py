@@ -209,7 +209,7 @@ def test_call__that_makes_what_waits__is_local_only_if_it_is_skipped(when: bool)
     module = plugin()
     task = {"action": "node_state", "args": {"state": "flush"}, "async_val": 0, "delegate_to": None, "until": []}
     task |= {"retries": None, "loop": None, "when": ["x"], "_resolve_conditional": lambda *_: when}
-    waits = {"ansible_facts": {module.waiting.fact("node_state"): [{}]}}
+    waits: dict[str, Any] = {"ansible_facts": {module.waiting.fact("node_state"): [{}]}}
     assert module.contacts_no_node(SimpleNamespace(**task), waits) is not when
 
 
