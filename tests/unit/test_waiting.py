@@ -251,7 +251,7 @@ def test_play__with_role_apply__applies_all_in_one_task(tmp_path: Path) -> None:
 def test_play__that_leaves_calls_to_a_later_one__has_them_applied_there(tmp_path: Path) -> None:
     calls = {name: [directory(f"Make {name}", tmp_path / name)] for name in "abc"}
     later = {"role": "apply", "__apply_later": True}
-    given = {"First": ["a", later], "Second": ["b", later], "Third": ["c", "apply"]}
+    given: dict[str, list[Any]] = {"First": ["a", later], "Second": ["b", later], "Third": ["c", "apply"]}
     output, found = play_all(tmp_path, calls, given)
     assert list(results(found, "two")) == [
         ("a", "Make a", "waits"),
