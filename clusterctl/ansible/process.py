@@ -21,19 +21,18 @@ AGE_S = 600
 """A process that has waited longer is not used: the code on the disk may be newer than what it has loaded."""
 
 
-def settings(vault_password_file: Path | None) -> dict[str, str]:
+def settings() -> dict[str, str]:
     """Return the environment variables that the result of a run depends on."""
-    found = {"ANSIBLE_CONFIG": str(paths.content() / "ansible.cfg")}
-    return found | ({"ANSIBLE_VAULT_PASSWORD_FILE": str(vault_password_file)} if vault_password_file else {})
+    return {"ANSIBLE_CONFIG": str(paths.content() / "ansible.cfg")}
 
 
-def environment(vault_password_file: Path | None, private: Path) -> dict[str, str]:
+def environment(private: Path) -> dict[str, str]:
     """Return Ansible's environment: the caller's without ANSIBLE_* variables, plus the settings of the run.
 
     `private` is the run's own directory. As ANSIBLE_HOME it excludes plugins and collections of ~/.ansible.
     """
     own = {
-        **settings(vault_password_file),
+        **settings(),
         "ANSIBLE_HOME": str(private),
         **connections.settings(private),
         "LC_ALL": "C.UTF-8",  # Ansible requires UTF-8, and hints match the tools' English messages
@@ -49,14 +48,14 @@ class Process:
     `lock` is the descriptor of the directory's lock, which it inherits: the lock is held while a task runs.
     """
 
-    def __init__(self, inventory: Path, vault_password_file: Path | None, lock: int | None = None) -> None:
+    def __init__(self, inventory: Path, lock: int | None = None) -> None:
         self._began = time.monotonic()
         self.private = connections.private_directory()
         self.log, log = os.pipe()
         self.events, self._events = os.pipe()
         self.child = subprocess.Popen(
             [sys.executable, "-P", "-m", "clusterctl.ansible.ansible_playbook", str(inventory)],
-            env=environment(vault_password_file, self.private),
+            env=environment(self.private),
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,

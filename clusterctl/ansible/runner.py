@@ -63,6 +63,7 @@ class Command:
         argv = ["-i", str(self.inventory)]
         # The user that preflight logs in as, where the inventory sets none. Without it Ansible calls sudo as root.
         argv += ["--user", self.user] if self.user else []
+        argv += ["--vault-password-file", str(self.vault_password_file)] if self.vault_password_file else []
         argv.append(str(self.playbook))
         argv += ["--become-password-file", str(self.become_password_file)] if self.become_password_file else []
         argv += ["--ask-become-pass"] if self.ask_become_pass else []
@@ -76,9 +77,7 @@ class Command:
 
     def __str__(self) -> str:
         """Return the command, quoted for a shell."""
-        assignments = [
-            f"{name}={shlex.quote(value)}" for name, value in process.settings(self.vault_password_file).items()
-        ]
+        assignments = [f"{name}={shlex.quote(value)}" for name, value in process.settings().items()]
         return " ".join([*assignments, shlex.join([*_ansible_playbook(), *self.argv()])])
 
 
@@ -160,9 +159,7 @@ class Runner:
 
         Closing the iterator before its end kills Ansible.
         """
-        ansible = self._prepared or process.Process(
-            self._command.inventory, self._command.vault_password_file, self._lock
-        )
+        ansible = self._prepared or process.Process(self._command.inventory, self._lock)
         try:
             with _signals(self.stop), contextlib.ExitStack() as stack:
                 yield from self._watch(ansible, stack)

@@ -117,13 +117,14 @@ class Site:
         if not names:  # Ansible would take an empty limit for all hosts
             raise InputError([Problem(None, "--limit", "no node is left to run on")])
         whole = len(names) == len(self.inventory.hosts)
+        directory = self.inventory.directory
         return runner.Command(
             playbook=paths.content() / "playbooks" / f"{self.playbook or self.options.verb}.yml",
             inventory=self.inventory.path,
             user=self.login(),
             become_password_file=self.options.become_password_file,
             ask_become_pass=self.options.ask_become_pass,
-            vault_password_file=self.vault_password_file(),
+            vault_password_file=secrets.vault_password_file(directory) if (directory / secrets.FILE).exists() else None,
             limit=() if whole else names,
             check=self.options.check,
             diff=self.options.diff,
@@ -132,11 +133,6 @@ class Site:
             tags=("facts", *sorted(self.roles), "verify") if self.roles is not None else (),
             variables={**self.variables, **({_ADOPT: True} if self.options.adopt else {})},
         )
-
-    def vault_password_file(self) -> Path | None:
-        """Return the file with the password of the cluster's secrets, None if there are none."""
-        directory = self.inventory.directory
-        return secrets.vault_password_file(directory) if (directory / secrets.FILE).exists() else None
 
     def login(self) -> str:
         """Return the login user of hosts without `ansible_user`.

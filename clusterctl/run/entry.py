@@ -5,7 +5,6 @@ import shutil
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -101,10 +100,8 @@ class PrepareAnsible(_Entry):
         run.possible = unchanged.candidates(site) if self.leaves_out and run.variables else {}
         if len(run.possible) == len(site.hosts) and not any(run.possible.values()):
             return
-        with suppress(InputError):  # what is wrong with the secrets is reported by what needs them
-            lock_of_run = run.lock if run.lock >= 0 else None
-            run.ansible = process.Process(site.inventory.path, site.vault_password_file(), lock_of_run)
-            run.stack.callback(run.close_ansible)
+        run.ansible = process.Process(site.inventory.path, run.lock if run.lock >= 0 else None)
+        run.stack.callback(run.close_ansible)
 
 
 class CheckHostKeys(_Entry):
@@ -305,7 +302,7 @@ def _leave_out(run: Run, possible: Collection[str]) -> None:
 def contact_phases(*, leaves_out: bool = False) -> tuple[Phase, ...]:
     """Return the phases before the checks of the nodes."""
     started = PrepareAnsible(leaves_out=leaves_out)
-    return Authorise(), LockDirectory(), EnsureSecrets(), started, CheckHostKeys(), ConfirmHead(), LockHead()
+    return Authorise(), LockDirectory(), started, EnsureSecrets(), CheckHostKeys(), ConfirmHead(), LockHead()
 
 
 CONTACT = contact_phases()

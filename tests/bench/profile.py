@@ -69,7 +69,7 @@ def ping_command(inventory: Path) -> tuple[str | Path, ...]:
 
     The connections are new ones, as in every run of clusterctl; their masters end by themselves within seconds.
     """
-    settings = process.settings(None)
+    settings = process.settings()
     settings |= {"ANSIBLE_SSH_CONTROL_PATH": f"/tmp/bench-{uuid.uuid4().hex[:12]}-%%C", "ANSIBLE_SSH_ARGS": _SSH_ARGS}
     program = Path(sys.executable).with_name("ansible")
     playbooks = content() / "playbooks"

@@ -23,7 +23,7 @@ STARTS = """
 import sys
 from pathlib import Path
 from clusterctl.ansible import process
-started = process.Process(Path(sys.argv[1]), None)
+started = process.Process(Path(sys.argv[1]))
 print(started.child.pid, started.private, flush=True)
 sys.stdin.read()
 """
@@ -37,7 +37,7 @@ def inventory(tmp_path: Path) -> Path:
 
 
 def test_process__that_waits__runs_the_command(inventory: Path) -> None:
-    waiting = process.Process(inventory, None)
+    waiting = process.Process(inventory)
     kept = RunDirectory.create(inventory.parent, "bootstrap")
     run = runner.Runner(runner.Command(inventory.with_name("play.yml"), inventory), kept, prepared=waiting)
     for _ in run.watch():
@@ -52,7 +52,7 @@ def test_process__that_waits__runs_the_command(inventory: Path) -> None:
 def test_process__whose_run_fails__has_ansibles_code(inventory: Path, task: str, code: int) -> None:
     playbook = inventory.with_name("play.yml")
     playbook.write_text(f"- hosts: all\n  gather_facts: false\n  tasks:\n    - {{{task}}}\n")
-    waiting = process.Process(inventory, None)
+    waiting = process.Process(inventory)
     kept = RunDirectory.create(inventory.parent, "bootstrap")
     for _ in runner.Runner(runner.Command(playbook, inventory), kept, prepared=waiting).watch():
         pass
@@ -75,7 +75,7 @@ def test_process__where_the_program_is_elsewhere__runs_the_command(
 
 
 def test_process__waits_without_ps__is_ended(inventory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    waiting = process.Process(inventory, None)
+    waiting = process.Process(inventory)
     monkeypatch.setenv("PATH", "/nowhere")
     waiting.close()
     assert waiting.child.returncode == -signal.SIGKILL
@@ -86,7 +86,7 @@ def test_process__waits_without_ps__is_ended(inventory: Path, monkeypatch: pytes
 def test_run__process_that_is_gone_or_old__is_not_taken(
     inventory: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    waiting = process.Process(inventory, None)
+    waiting = process.Process(inventory)
     run = Run(cast(Any, None), cast(Any, None), ansible=waiting)
     if why == "killed":
         waiting.child.kill()
@@ -101,7 +101,7 @@ def test_run__process_that_is_gone_or_old__is_not_taken(
 
 
 def test_process__without_a_command__is_ended(inventory: Path) -> None:
-    waiting = process.Process(inventory, None)
+    waiting = process.Process(inventory)
     waiting.close()
     assert waiting.child.returncode == -signal.SIGKILL
     assert not waiting.private.exists()
@@ -119,25 +119,19 @@ def test_process__that_waits__ends_with_its_parent(inventory: Path) -> None:
     parent.kill()
     parent.communicate()
     eventually(lambda: not command.exists() or not command.read_text())
-    process.Process(inventory, None).close()  # a later run sweeps up
+    process.Process(inventory).close()  # a later run sweeps up
     assert not Path(private).exists()
 
 
 def test_process__with_ansibles_variables__has_none_of_them(inventory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANSIBLE_CONFIG", "/nowhere")
     monkeypatch.setenv("ANSIBLE_DEBUG", "1")
-    waiting = process.Process(inventory, inventory.with_name("password"))
+    waiting = process.Process(inventory)
     try:
         words = Path("/proc", str(waiting.child.pid), "environ").read_text().split("\0")
     finally:
         waiting.close()
     found = {word.partition("=")[0] for word in words if word.startswith("ANSIBLE_")}
-    assert found == {
-        "ANSIBLE_CONFIG",
-        "ANSIBLE_HOME",
-        "ANSIBLE_SSH_CONTROL_PATH_DIR",
-        "ANSIBLE_SSH_EXECUTABLE",
-        "ANSIBLE_VAULT_PASSWORD_FILE",
-    }
+    assert found == {"ANSIBLE_CONFIG", "ANSIBLE_HOME", "ANSIBLE_SSH_CONTROL_PATH_DIR", "ANSIBLE_SSH_EXECUTABLE"}
     assert "ANSIBLE_CONFIG=/nowhere" not in words
     assert os.environ["ANSIBLE_CONFIG"] == "/nowhere"
