@@ -378,13 +378,19 @@ def test_stage__with_a_call_of_an_earlier_one__lends_it_the_time(play: str) -> N
     assert [(stage.role, stage.seconds(now)) for stage in ended] == [("a", 3.0), ("b", 2.0)]
 
 
-def test_stage__with_a_call_of_a_host_left_behind__ends_with_the_next_one() -> None:
+def with_two_calls() -> Ledger:
+    """Return the results of a run in which a call of each host waits when role apply begins."""
     ledger = Ledger()
     ledger.add(events.PlayStarted("Play", hosts=("one", "two")))
     ledger.add(events.TaskStarted("Play", "a", "Make a", ""))
     for host in ("one", "two"):
         ledger.add(events.Result(host, "a", "Make a", "", "waits"))
     ledger.add(events.TaskStarted("Play", "apply", "Apply", ""))
+    return ledger
+
+
+def test_stage__with_a_call_of_a_host_left_behind__ends_with_the_next_one() -> None:
+    ledger = with_two_calls()
     ledger.add(events.Result("one", "a", "Make a", "", "ok", waited=True))
     ledger.add(events.Result("two", "apply", "Apply", "", "behind"))
     assert [stage.role for stage in ledger.add(events.PlayStarted("Next", hosts=("one",)))] == ["a"]
@@ -414,12 +420,7 @@ def test_changes__before_a_call_that_fails__are_counted() -> None:
 
 
 def test_stage__with_a_call_that_never_ran__ends_with_its_play() -> None:
-    ledger = Ledger()
-    ledger.add(events.PlayStarted("Play", hosts=("one", "two")))
-    ledger.add(events.TaskStarted("Play", "a", "Make a", ""))
-    for host in ("one", "two"):
-        ledger.add(events.Result(host, "a", "Make a", "", "waits"))
-    ledger.add(events.TaskStarted("Play", "apply", "Apply", ""))
+    ledger = with_two_calls()
     ledger.add(events.Result("one", "apply", "Apply", "", "unreachable", "lost"))
     ledger.add(events.Result("two", "a", "Make a", "", "ok", waited=True))
     assert [stage.role for stage in ledger.add(events.Ended())] == ["a"]
