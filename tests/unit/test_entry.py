@@ -16,7 +16,7 @@ from clusterctl.nodes import known_hosts
 from clusterctl.nodes.contact import Contact
 from clusterctl.nodes.known_hosts import HostKey
 from clusterctl.nodes.remote import Access
-from clusterctl.run import plays, preflight, record, unchanged
+from clusterctl.run import entry, plays, preflight, record, unchanged
 from clusterctl.run.context import Options, Site
 from clusterctl.run.entry import EnsureSecrets, Preflight, PrepareAnsible
 from clusterctl.run.phases import Run
@@ -92,6 +92,13 @@ def test_ansible__if_all_nodes_may_be_left_out__is_not_started(
         PrepareAnsible(leaves_out=leaves_out).run(run)
         assert (run.ansible is not None) is starts
         assert run.possible == (due if leaves_out else {})
+
+
+def test_phases__before_the_checks__start_ansible_between_the_lock_and_the_secrets() -> None:
+    """It inherits the lock; the secrets take a quarter of a second, in which it loads its code."""
+    kinds = [type(phase) for phase in entry.CONTACT]
+    lock, started, secrets = map(kinds.index, (entry.LockDirectory, PrepareAnsible, EnsureSecrets))
+    assert lock < started < secrets
 
 
 def test_host_keys_that_cannot_be_written_are_no_bug(tmp_path: Path) -> None:

@@ -86,6 +86,16 @@ def test_without_a_terminal_a_role_that_has_ended_is_one_plain_line(monkeypatch:
     assert "\x1b" not in printed(on)
 
 
+@pytest.mark.parametrize("status", ["skipped", "ok", "failed"])
+def test_progress__role_skipped_on_all_hosts__has_no_line(monkeypatch: pytest.MonkeyPatch, status: str) -> None:
+    on = screen(monkeypatch)
+    progress = Progress(on, Ledger())
+    with progress.running():
+        for event in run(result("gpu01", status), result("gpu02", "skipped")):
+            progress.show(event)
+    assert (ROLE in printed(on)) is (status != "skipped")
+
+
 def test_progress__host_failed_in_the_playbook_before__is_counted_again() -> None:
     made = ledger(run(result("gpu01", "failed"), result("gpu02")))
     made.add(PlayStarted("Workers", hosts=("gpu01", "gpu02"), roles=("base",)))
