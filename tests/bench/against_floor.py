@@ -92,14 +92,14 @@ def _defaults(role: str) -> dict[str, Any]:
     return values
 
 
-def by_hand(lab: BenchLab) -> tuple[Cost, str]:
-    """Run floor.sh on fresh nodes; return its cost and its own account.
+def by_hand(lab: BenchLab, *joining: str) -> tuple[Cost, str]:
+    """Run floor.sh on fresh nodes, or for one worker that joins a running cluster; return its cost and its own account.
 
     It is given for nothing what clusterctl finds out or makes within its time: hardware and secrets.
     """
     secrets.ensure(lab.directory, inventory.load(lab.inventory).cluster_name)
     lab.clusterctl("discover")
-    return lab.measure(FLOOR, lab.directory, env=settings(lab))
+    return lab.measure(FLOOR, lab.directory, *joining, env=settings(lab))
 
 
 def by_clusterctl(lab: BenchLab) -> tuple[Cost, str]:

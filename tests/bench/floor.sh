@@ -3,7 +3,9 @@
 # one known cluster. One connection and one script per node, all at once; whatever can start early does. It checks nothing
 # beforehand, records nothing, and works once. It ends when a job on two nodes is accounted for, and every target that Prometheus then knows answers.
 #
-# usage: floor.sh DIRECTORY      with key and known_hosts of the nodes in it; the rest comes by the environment:
+# With a worker's name it brings that one alone into a cluster that runs, as `clusterctl add-node` does, and ends with its proof.
+#
+# usage: floor.sh DIRECTORY [WORKER]      with key and known_hosts of the nodes in it; the rest comes by the environment:
 #   LOGIN CLUSTER NETWORK PROXY NAMESERVERS        login; names; network; the packages' proxy; upstream name servers by line
 #   HEAD WORKERS                                   "name address", one worker on each line
 #   CONFINE                                        what cgroups confine jobs to: cores devices memory swap
@@ -18,6 +20,7 @@
 set -euo pipefail
 roles=$(cd "$(dirname "$0")/../../roles" && pwd)
 directory=$1
+joining=${2:-}
 read -r HEAD_NAME HEAD_IP <<<"$HEAD"
 DOMAIN=$CLUSTER.cluster
 RULES=$(cat "$roles/prometheus/files/rules.yml")
@@ -768,6 +771,28 @@ proof() { # a job on two nodes with two GPUs each, accounted for, and every targ
   mark "targets answer"
 }
 
+admit() { # NAME IP: the head of a running cluster takes in one more worker
+  echo "$2 $1.$DOMAIN $1" >>/etc/dnsmasq.hosts
+  echo "NodeName=$1 NodeAddr=$2 $NODE_OPTIONS" >>/etc/slurm/slurm.conf
+  echo "NodeName=$1 Name=gpu Type=$GPU_TYPE File=/dev/nvidia[0-$((GPUS - 1))]" >>/etc/slurm/gres.conf
+  sed -i "\$s/]\$/, {\"labels\": {\"instance\": \"$1\", \"job\": \"node\", \"node\": \"$1\"}, \"targets\": [\"$2:9100\"]}]/" /etc/prometheus/targets/nodes.json
+  systemctl reload dnsmasq
+  scontrol reconfigure
+  mark "one more worker"
+}
+
+proof_of() { # NAME IP: a job there with two GPUs, accounted for, and its exporter answers
+  until [ "$(sinfo --noheader --nodes="$1" --format=%T)" = idle ]; do sleep 0.1; done
+  job=$(runuser --user clusterverify -- srun --nodelist="$1" --gres=gpu:2 --mem=64M --chdir=/ --quiet \
+    sh -c "nvidia-smi -L >&2; echo \$SLURM_JOB_ID" 2>/tmp/gpus)
+  [ "$(grep -c '^GPU ' /tmp/gpus)" = 2 ]
+  until [ "$(sacct --noheader --parsable2 --allocations --jobs="$job" --format=State)" = COMPLETED ]; do sleep 0.1; done
+  mark "job accounted for"
+  curl --silent --fail --output /dev/null --cacert /etc/prometheus/tls/authority.pem --cert /etc/prometheus/tls/client-certificate.pem \
+    --key /etc/prometheus/tls/client-key.pem "https://$2:9100/metrics"
+  mark "its exporter answers"
+}
+
 # ------------------------------------------------------------------------------------------------------ from here
 
 export -n HEALTH_KEY MUNGE_KEY DATABASE_PASSWORD PROMETHEUS_PASSWORD PROMETHEUS_HASH PROMETHEUS_KEY ALERTMANAGER_PASSWORD ALERTMANAGER_HASH \
@@ -782,17 +807,22 @@ on() { # IP SCRIPT: run a script there as root; all it needs, secrets too, goes 
       CLIENT_CERTIFICATE LANDING_PAGE ALERT_DRAIN ALERT_TEST ALERT_TEXTS UPDATE_METRICS RULES RECORDS METRICS METRICS_FILE COUNTERS HEALTH_CHECK \
       HEALTH_MODULES HEALTH_LISTENER DRAIN
     declare -f mark packages put base munge_and_exporter firewall logins worker head_files confines slurm_files health_files \
-      alert_files landing_files probe_files monitoring_files hidden_processes head_node proof
+      alert_files landing_files probe_files monitoring_files hidden_processes head_node proof admit proof_of
     echo "BEGAN=\${EPOCHREALTIME/[.,]/}; main() { $2; }; main </dev/null"
   } | ssh -F none -i "$directory/id_ed25519" -o IdentitiesOnly=yes -o "UserKnownHostsFile=$directory/known_hosts" \
     -o StrictHostKeyChecking=yes -o GlobalKnownHostsFile=none "$LOGIN@$1" sudo bash -s
 }
 
-children=()
-on "$HEAD_IP" "head_node; proof" &
-children+=($!)
-while read -r name ip; do
-  on "$ip" "worker $name $ip" &
+start() { # IP SCRIPT: the same in the background
+  on "$@" &
   children+=($!)
+}
+
+children=()
+[ "$joining" ] || start "$HEAD_IP" "head_node; proof"
+while read -r name ip; do
+  [ "${joining:-$name}" = "$name" ] || continue
+  [ ! "$joining" ] || start "$HEAD_IP" "admit $name $ip; proof_of $name $ip"
+  start "$ip" "worker $name $ip"
 done <<<"$WORKERS"
 for child in "${children[@]}"; do wait "$child"; done

@@ -1,9 +1,13 @@
-"""One more worker for a small cluster and for one of 20 nodes: the cost must not grow with the cluster."""
+"""One more worker for a small cluster and for one of 20 nodes: the cost must not grow with the cluster.
+
+Afterwards as many workers are added to the large one by hand (floor.sh), the reference for the speed of the machine.
+"""
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tests.bench import against_floor
 from tests.bench.measure import CLUSTERCTL, BenchError, BenchLab, Document, load, median, say
 
 SIZES = (5, 19)
@@ -37,13 +41,17 @@ def main(sizes: tuple[int, int] = SIZES, rounds: int = ROUNDS) -> Document:
     """Add the last workers of a small cluster, then of a large one of which that is a part; return the figures."""
     say(f"One more worker; {load()}")
     figures: Document = {}
-    lab = BenchLab.of("grow", sizes[-1])
+    lab = BenchLab.of("grow", sizes[-1] + rounds)
     try:
         lab.fresh()
         text = lab.inventory.read_text()
         known = [*workers_of(lab).items()]
+
+        def list_workers(number: int) -> None:
+            lab.inventory.write_text(with_first(text, dict(known).values(), number))
+
         for workers in sizes:
-            lab.inventory.write_text(with_first(text, dict(known).values(), workers - rounds))
+            list_workers(workers - rounds)
             lab.clusterctl("bootstrap")
             costs = []
             for name, worker in known[workers - rounds : workers]:
@@ -55,10 +63,22 @@ def main(sizes: tuple[int, int] = SIZES, rounds: int = ROUNDS) -> Document:
                     raise BenchError("the bootstrap after add-node had something to change")
             figures[f"workers_{workers}"] = median(costs).document()
             say(f"  {workers:2} workers at the end, median: {median(costs)}")
+        tool, costs = median(costs), []
+        for number, (name, _) in enumerate(known[sizes[-1] :], sizes[-1] + 1):
+            list_workers(number)
+            cost, told = against_floor.by_hand(lab, name)
+            say(f"  {name}  {cost} by hand; {load()}")
+            costs.append(cost)
+        say(told.rstrip())
     finally:
         lab.down()
+    hand = median(costs)
+    figures["by_hand"] = hand.document()
     for what in ("wall", "controller"):
         small, large = (figures[f"workers_{workers}"][what] for workers in sizes)
         figures[f"ratio_{what}"] = round(large / small, 2)
+    figures["ratio_by_hand"] = round(tool.wall / hand.wall, 2)
+    figures["ratio_cpu_by_hand"] = round(tool.cpu / hand.cpu, 2)
     say(f"  Ratio by wall clock: {figures['ratio_wall']:.2f}; by CPU here: {figures['ratio_controller']:.2f}")
+    say(f"  By hand, median: {hand}; ratio: {figures['ratio_by_hand']:.2f}, of all CPU {figures['ratio_cpu_by_hand']:.2f}")
     return figures

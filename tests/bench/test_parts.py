@@ -49,7 +49,10 @@ FIGURES = {
         ["silent", "all_answer", "hung", "refused", "version"],
         r"a hung worker is noticed +([\d.]+) s, ([\d.]+)",
     ),
-    "grow": (["workers_2.wall", "workers_3.wall", "ratio_wall", "ratio_controller"], r"Ratio by wall clock: ([\d.]+)"),
+    "grow": (
+        ["workers_2.wall", "workers_3.wall", "ratio_wall", "ratio_controller", "ratio_by_hand", "ratio_cpu_by_hand"],
+        r"Ratio by wall clock: ([\d.]+)",
+    ),
     "status": (["ratio_wall"], r"Ratio to the ping: ([\d.]+) on the wall, ([\d.]+) of CPU"),
     "kubernetes": (
         ["ratio_wall", "ratio_cpu", "one_more.wall", "profile.ping.wall"],
