@@ -2,7 +2,7 @@
 
 Ansible ends a task when its slowest host has ended it, and a play when its last task has ended. A call in the
 background is the last one of its host in a play: the next plays of other hosts begin meanwhile, and the first play of
-the same host waits for it.
+the same host waits for it, or the first task that contacts the host in a play with `__calls_continue`.
 """
 
 import contextlib
@@ -24,6 +24,10 @@ from clusterctl.ansible import waiting
 AVAILABLE = hasattr(os, "memfd_create")  # Linux
 STATE = "background"
 """The state of a stand-in for a call that continues, and the key of its result."""
+ACTIONS = frozenset({"node_state", "slurm_job_proof"})
+"""The actions with an argument `in_background`."""
+CONTINUE = "__calls_continue"
+"""The variable of a play whose tasks begin although a call continues; one that contacts the call's host waits for it."""
 
 
 class Kept(FinalQueue):  # type: ignore[misc]
@@ -86,14 +90,15 @@ class Call:
 def stand_in(task: Any) -> Any:
     """Return a copy of the task of a call that continues. Its result is that of the task meanwhile."""
     own = task.copy(exclude_parent=True, exclude_tasks=True)
-    own.args, own.register = {"state": STATE}, None
+    own.action, own.args, own.register = "node_state", {"state": STATE, "of": task.action}, None
     own.when, own.changed_when, own.failed_when = [], [], []
     return own
 
 
 def begun(action: str) -> dict[str, Any]:
-    """Return the result of a stand-in: what waits is with the process."""
-    return {"changed": False, STATE: True, "ansible_facts": {waiting.fact(action): []}}
+    """Return the result of a stand-in for a call of this action, whose process has what waits."""
+    facts = {waiting.fact(action): []} if action in waiting.ACTIONS else {}
+    return {"changed": False, STATE: True, "ansible_facts": facts}
 
 
 CALLS: dict[str, Call] = {}

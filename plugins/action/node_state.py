@@ -345,7 +345,7 @@ class ActionModule(light_module.Light):
         task_vars = task_vars or {}
         arguments = dict(self._task.args)
         if arguments.get("state") == background.STATE:
-            return {**result, **background.begun(self._task.action)}
+            return {**result, **background.begun(str(arguments.get("of")))}
         if self._task._role:
             role = str(self._task._role.get_name()).strip().rsplit("/", 1)[-1]
             arguments["name"] = arguments.get("name") or role

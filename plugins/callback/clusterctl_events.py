@@ -206,10 +206,11 @@ class CallbackModule(CallbackBase):
         # No play has waited for a call in the background that had ended before.
         seconds = round(time.monotonic() - began, 3) if began is not None else _seconds(data)
         self._finish |= status in ("failed", "unreachable") and host in self._critical
-        if str(task.action).rpartition(".")[2] not in waiting.ACTIONS:
-            self._write_result(host, task, status, data, seconds)
-        elif background.STATE in data:
+        action = str(task.action).rpartition(".")[2]
+        if action in background.ACTIONS and background.STATE in data:
             self._write_result(host, task, "runs", {}, seconds)
+        elif action not in waiting.ACTIONS:
+            self._write_result(host, task, status, data, seconds)
         elif "censored" in data and task.no_log is not True:  # the action hides a call that waits, and nothing else
             self._waiting[host, task._uuid] = task
             self._write_result(host, task, "waits", {}, seconds)

@@ -58,9 +58,19 @@ options:
   admit:
     description:
       - A cause of slurm-drain, such as C(bootstrap). Test every node that is drained only for this cause, and put nodes
-        that pass into service. During the test a reservation prevents other jobs on them.
+        that pass into service. During the test a reservation prevents other jobs on them. In the end faulty nodes are
+        drained for this cause, and it no longer drains the others.
     type: str
     default: ""
+  failed:
+    description: Nodes that failed before the test. They are drained with the faulty ones.
+    type: list
+    elements: str
+    default: []
+  in_background:
+    description: Whether the next plays begin before the test has ended (see the strategy clusterctl_linear).
+    type: bool
+    default: false
 attributes:
   check_mode:
     support: none
@@ -95,6 +105,16 @@ admitted:
   type: list
   elements: str
   returned: when nodes waited for the test
+refused:
+  description: Nodes that have waited for the test, did not pass and stay drained.
+  type: list
+  elements: str
+  returned: when nodes waited for the test
+drained:
+  description: What slurm-drain did in the end, a line for each node.
+  type: list
+  elements: str
+  returned: with admit
 """
 
 REGISTER_S = 60
@@ -107,6 +127,7 @@ MAX_OUTPUT = 16 << 20  # bytes; sinfo prints some MB for 5000 nodes
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin", "LC_ALL": "C"}
 
 DRAIN = "/usr/local/sbin/slurm-drain"
+DID_NOT_COMPLETE = "the last run did not complete there"
 RESERVATION = "clusterctl-proof"
 # After a killed run the reservation and the drained nodes stay until the next run, at most for this time.
 RESERVATION_TIME = "1-00:00:00"
@@ -328,15 +349,16 @@ def wait_for_accounting(job: str) -> None:
 def prove(job: Job, nodes: Nodes, admit: str = "") -> dict[str, Any]:
     """Test the nodes. Return the result and the faults by node. Raises FailedError if Slurm itself fails."""
     known, down = register(nodes)
-    if admit:
-        down.update(find_unhealthy([name for name in nodes if name not in down], admit))
+    causes = json.loads(output([DRAIN])) if admit else {}
+    down.update(find_unhealthy([name for name in nodes if name not in down], admit, causes))
     usable = {name: node for name, node in nodes.items() if name not in down}
-    drained = waiting(usable, admit) if admit else []
+    drained = waiting(usable, admit, causes)
     if drained:
         proof = functools.partial(examine, job, usable, reservation=RESERVATION)
         result, notes, faults = admit_nodes(job.user, admit, drained, lambda names: by_partition(names, known, proof))
         done = sorted({*drained} - {*faults})
-        return {"msg": result, "notes": notes + job.notes, "down": {**down, **faults}, "admitted": done}
+        told = {"msg": result, "notes": notes + job.notes, "down": {**down, **faults}}
+        return {**told, "admitted": done, "refused": sorted(faults)}
     if not usable:
         return {"msg": "no node is in service", "notes": [], "down": down}
     try:
@@ -365,12 +387,11 @@ def examine(
     return "" if faults else result, faults
 
 
-def find_unhealthy(names: list[str], cause: str) -> dict[str, str]:
+def find_unhealthy(names: list[str], cause: str, causes: Nodes) -> dict[str, str]:
     """Return the nodes that wait for this test and have unhealthy GPUs, each with the reason.
 
     These nodes count as faulty. Otherwise they would enter service untested as soon as their GPUs are healthy again.
     """
-    causes = json.loads(output([DRAIN]))
     return {
         name: f"no test job was run, its GPUs are unhealthy: {causes[name]['health']}"
         for name in names
@@ -378,9 +399,8 @@ def find_unhealthy(names: list[str], cause: str) -> dict[str, str]:
     }
 
 
-def waiting(nodes: Nodes, cause: str) -> list[str]:
+def waiting(nodes: Nodes, cause: str, causes: Nodes) -> list[str]:
     """Return the nodes that are drained only for this cause, and not by an administrator."""
-    causes = json.loads(output([DRAIN]))
     waiting_nodes = [name for name in sorted(nodes) if {*causes.get(name, ())} == {cause}]
     if not waiting_nodes:
         return []
@@ -449,9 +469,27 @@ def delete_reservation() -> None:
     output(["scontrol", "delete", f"reservationname={RESERVATION}"])
 
 
-def prove_all(job: Job, mpi_script: str, mpi_program: str, nodes: Nodes, admit: str) -> dict[str, Any]:
+def settle(found: dict[str, Any], nodes: Nodes, failed: list[str], cause: str) -> dict[str, Any]:
+    """Drain the nodes that failed before or are faulty; take the cause from the others. Return the result with it.
+
+    What was admitted or refused by its test is settled.
+    """
+    settled = {*found.get("admitted", []), *found.get("refused", [])}
+    out = sorted({*failed, *found["down"]} - settled)
+    into = sorted(nodes.keys() - {*out, *settled})
+    if not out and not into:
+        return {**found, "drained": []}
+    argv = [DRAIN, cause, "--out", ",".join(out), "--in", ",".join(into), "--reason", DID_NOT_COMPLETE]
+    return {**found, "drained": output(argv).splitlines()}
+
+
+def prove_all(
+    job: Job, mpi_script: str, mpi_program: str, nodes: Nodes, admit: str, failed: list[str]
+) -> dict[str, Any]:
     """Test the nodes, then MPI if a program is given. Return the module's result."""
     found = prove(job, nodes, admit)
+    if admit:
+        found = settle(found, nodes, failed, admit)
     if not mpi_program:
         return found
     healthy = {name: node for name, node in nodes.items() if name not in found["down"]}
@@ -473,15 +511,18 @@ def main() -> None:
             "mpi_script": {"type": "str", "default": ""},
             "mpi_program": {"type": "str", "default": ""},
             "admit": {"type": "str", "default": ""},
+            "failed": {"type": "list", "elements": "str", "default": []},
+            "in_background": {"type": "bool", "default": False},
         },
     )
     try:
         params = dict(module.params)
+        del params["in_background"]  # the strategy reads it
         job = Job(params.pop("user"), params.pop("script"), params.pop("homes"))
         found = prove_all(job, **params)
     except FailedError as failure:
         module.fail_json(msg=str(failure))
-    module.exit_json(changed=bool(found.get("admitted")), **found)
+    module.exit_json(changed=bool(found.get("admitted") or found.get("drained")), **found)
 
 
 if __name__ == "__main__":

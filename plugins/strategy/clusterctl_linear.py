@@ -3,7 +3,7 @@
 Ansible forks a process for each task on each host, also where the task is skipped: 18 ms of CPU, where the same in its
 own process takes 2.5 ms (docs/benchmarks.md). The task is carried out by the same code of Ansible's in both cases.
 
-Calls of node_state with `in_background` continue during the next plays of other hosts (clusterctl/ansible/background).
+Calls with `in_background` continue during the next plays of other hosts (clusterctl/ansible/background).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from ansible import context
+from ansible import constants, context
 from ansible._internal import _task
 from ansible._internal._templating._engine import TemplateEngine
 from ansible.errors import AnsibleError
@@ -31,7 +31,8 @@ short_description: Ansible's linear strategy, which forks no process for a task 
 description:
   - Tasks that are skipped, set variables, check or include, and calls that wait, run in Ansible's own process.
   - A host waits for all others at the end of a task, as in P(ansible.builtin.linear#strategy).
-  - A call of node_state with C(in_background) continues while the next plays run on other hosts.
+  - A call of node_state or slurm_job_proof with C(in_background) continues while the next plays run on other hosts. In a play
+    with the variable C(__calls_continue) it continues until a task contacts its host.
 author: the clusterctl authors
 """
 
@@ -71,17 +72,12 @@ class StrategyModule(linear.StrategyModule):
     def run(self, iterator: Any, play_context: Any) -> Any:
         """Wait for the calls that continue in the background on the play's hosts, then run the play."""
         self._set_hosts_cache(iterator._play)
-        calls = [background.CALLS[name] for name in self._hosts_cache if name in background.CALLS]
-        before = self._lost(iterator)
+        self._before = self._lost(iterator)
         try:
-            for task in {call.task._uuid: call.task for call in calls}.values():
-                self._tqm.send_callback("v2_playbook_on_task_start", task, is_conditional=False)
-            self._wait_for_calls(iterator, calls)
-            if len(self._lost(iterator) - before) == len(self._hosts_cache):
-                # Ansible would end the run, which it does not if the calls fail in the play that has begun them.
-                self._tqm._unreachable_hosts[f"{NOT_A_HOST} {len(self._tqm._unreachable_hosts)}"] = True
+            if not iterator._play.vars.get(background.CONTINUE):
+                self._join(iterator, [background.CALLS[name] for name in self._hosts_cache if name in background.CALLS])
             result = super().run(iterator, play_context)
-            if len(self._lost(iterator) - before) == len(self._hosts_cache):  # Ansible ends the run
+            if self._is_over(iterator):  # Ansible ends the run
                 self._end_calls(iterator)
         except BaseException:
             with contextlib.suppress(AnsibleError):  # the processes may have ended by the same signal
@@ -92,6 +88,33 @@ class StrategyModule(linear.StrategyModule):
     def _lost(self, iterator: Any) -> set[str]:
         """Return the hosts that have failed or are unreachable, as Ansible counts them after a play."""
         return {*iterator.get_failed_hosts(), *self._tqm._failed_hosts, *self._tqm._unreachable_hosts}
+
+    def _is_over(self, iterator: Any) -> bool:
+        """Return whether all hosts of the play have failed in it or are unreachable."""
+        return len(self._lost(iterator) - self._before) == len(self._hosts_cache)
+
+    def _get_next_task_lockstep(self, hosts: list[Any], iterator: Any) -> list[tuple[Any, Any]]:
+        """Return the hosts of the next task, each with it. Calls that continue on those that it contacts end before."""
+        found: list[tuple[Any, Any]] = super()._get_next_task_lockstep(hosts, iterator)
+        if not iterator._play.vars.get(background.CONTINUE):
+            return found
+        continuing = [pair for pair in found if pair[0].name in background.CALLS and self._contacts(iterator, *pair)]
+        if not continuing:
+            return found
+        self._join(iterator, [background.CALLS[host.name] for host, _ in continuing])
+        lost = self._lost(iterator)
+        left = [pair for pair in found if pair[0].name not in lost]
+        # Without a host, Ansible would end the play.
+        return left or self._get_next_task_lockstep([host for host in hosts if host.name not in lost], iterator)
+
+    def _contacts(self, iterator: Any, host: Any, task: Any) -> bool:
+        """Return whether a task contacts its host."""
+        if task.action in constants._ACTION_META:
+            return False
+        hosts = {"_hosts": self._hosts_cache, "_hosts_all": self._hosts_cache_all}
+        task_vars = self._variable_manager.get_vars(play=iterator._play, host=host, task=task, **hosts)
+        self.add_tqm_variables(task_vars, play=iterator._play)
+        return not contacts_no_node(task, task_vars)
 
     def _queue_task(self, host: Any, task: Any, task_vars: dict[str, Any], play_context: Any) -> None:
         """Carry out a task of one host here, or have a process do it. Both send the result to the same queue."""
@@ -139,6 +162,14 @@ class StrategyModule(linear.StrategyModule):
         task._parent, task._role = given["task"]._parent, None
         kept = background.Kept()
         background.Call({**given, "task": task}, self._process(given, kept), kept).start()
+
+    def _join(self, iterator: Any, calls: list[background.Call]) -> None:
+        """Wait for calls in a play that has not begun them. If they fail, the run continues as if they had there."""
+        for task in {call.task._uuid: call.task for call in calls}.values():
+            self._tqm.send_callback("v2_playbook_on_task_start", task, is_conditional=False)
+        self._wait_for_calls(iterator, calls)
+        if self._is_over(iterator):  # Ansible would end the run
+            self._tqm._unreachable_hosts[f"{NOT_A_HOST} {len(self._tqm._unreachable_hosts)}"] = True
 
     def _wait_for_calls(self, iterator: Any, calls: list[background.Call]) -> None:
         """Wait for calls, and have Ansible handle their results as those of this play."""
@@ -209,7 +240,7 @@ def contacts_no_node(task: Any, task_vars: dict[str, Any]) -> bool:
 
 def in_background(task: Any, task_vars: dict[str, Any], loader: Any) -> bool:
     """Return whether a call continues while the next plays run, which its argument says."""
-    given = task.args.get("in_background") if task.action == "node_state" else None
+    given = task.args.get("in_background") if task.action in background.ACTIONS else None
     if given is None or task.loop or task.run_once or task.delegate_to or task.until or task.async_val:
         return False
     try:

@@ -358,9 +358,11 @@ def test_script__devices__are_open_or_denied(tmp_path: Path) -> None:
 @pytest.mark.parametrize("scheduler", ["slurm", "kubernetes"])
 def test_verify__of_each_scheduler__asks_its_own_head(scheduler: str, tmp_path: Path) -> None:
     role = a_cluster(tmp_path, "debian-13", scheduler).role("verify", "head1", verify_drain=True)
-    (one,) = role.value("__verify_ledgers")
-    assert one["head"] == "head1"
-    assert one["command"][:2] == [f"/usr/local/sbin/{scheduler}-drain", "bootstrap"]
     assert role.value("__verify_heads") == ["head1"]
+    heads = {"slurm": "__verify_head", "kubernetes": "__verify_kubernetes_head"}
+    assert {name: role.value(variable) for name, variable in heads.items()} == {
+        name: "head1" if name == scheduler else "" for name in heads
+    }
     if scheduler == "kubernetes":
+        assert role.value("__verify_kubernetes_drain")[:2] == ["/usr/local/sbin/kubernetes-drain", "bootstrap"]
         assert role.value("__verify_pod_nodes") == {"gpu01": TWO}

@@ -115,11 +115,43 @@ def test_a_node_whose_gpus_are_not_well_is_not_proven(monkeypatch: pytest.Monkey
     }
     monkeypatch.setattr(JOB, "output", lambda argv, *_: json.dumps(causes))
     monkeypatch.setattr(JOB, "register", lambda nodes: (dict.fromkeys(nodes, ("idle", "main")), {}))
-    monkeypatch.setattr(JOB, "waiting", lambda nodes, cause: [name for name in nodes if name == "gpu03"])
+    monkeypatch.setattr(JOB, "waiting", lambda nodes, cause, causes: [name for name in nodes if name == "gpu03"])
     monkeypatch.setattr(JOB, "admit_nodes", lambda user, cause, names, proof: ("proven", [], {}))
     told = JOB.prove(JOB.Job("alice", ""), {name: {} for name in causes}, "upgrade")
     assert told["down"] == {"gpu01": "no test job was run, its GPUs are unhealthy: GPU 1: XID 79"}
     assert told["admitted"] == ["gpu03"]
+
+
+@pytest.mark.parametrize(
+    ("found", "out", "into"),
+    [
+        ({"down": {}}, "gpu09", "gpu01,gpu02,gpu03"),
+        ({"down": {"gpu02": "x"}}, "gpu02,gpu09", "gpu01,gpu03"),
+        ({"down": {"gpu02": "x", "gpu03": "y"}, "admitted": ["gpu01"], "refused": ["gpu02"]}, "gpu03,gpu09", ""),
+    ],
+)
+@pytest.mark.proves("verify", "The test job's call drains failed nodes and lets the others in.")
+def test_settle__of_nodes__drains_faulty_ones(
+    found: dict[str, Any], out: str, into: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def output(argv: list[str], *_: Any) -> str:
+        asked.append(argv)
+        return "gpu09 out: upgrade\n"
+
+    monkeypatch.setattr(JOB, "output", output)
+    nodes: dict[str, Any] = {"gpu01": {}, "gpu02": {}, "gpu03": {}}
+    assert JOB.settle(found, nodes, ["gpu09"], "upgrade") == {**found, "drained": ["gpu09 out: upgrade"]}
+    assert asked == [
+        [JOB.DRAIN, "upgrade", "--out", out, "--in", into, "--reason", "the last run did not complete there"]
+    ]
+
+
+def test_settle__of_a_node_that_its_test_has_settled__does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(JOB, "output", lambda *_: pytest.fail("called slurm-drain"))
+    found = {"down": {}, "admitted": ["gpu01"], "refused": []}
+    assert JOB.settle(found, {"gpu01": {}}, [], "bootstrap") == {**found, "drained": []}
 
 
 @pytest.mark.proves("untrusted", "A job that prints without end is cut off.")
@@ -165,14 +197,15 @@ def test_a_node_is_drained_by_what_slurm_has_of_it(
 
     def run(*argv: str) -> str:
         if argv[0] == "sinfo":
-            return f"{reason if '--format=%u %E' in argv else state.ljust(200)}\n" * 2  # it is in two partitions
+            own = reason if "--format=%u %E" in argv else f"{'gpu01':100}{state:200}"
+            return f"{own}\n" * 2  # it is in two partitions
         if "show" in argv:
             return "NodeName=gpu01 OS=x State=DOWN+DRAIN Reason=clusterctl: x [root@x] State=IDLE Partitions=main\n"
         updates.append(argv)
         return ""
 
     monkeypatch.setattr(drain, "run", run)
-    assert drain.settle("gpu01", causes, set()) == told
+    assert drain.settle("gpu01", causes, set(), drain.states().get("gpu01", "")) == told
     assert [word for argv in updates for word in argv if word.startswith("State=")] == (
         ["State=DRAIN"] if told.endswith("health") else ["State=UNDRAIN"] if told else []
     )
@@ -188,31 +221,35 @@ def test_a_reason_that_slurm_writes_over_ours_makes_the_node_nobody_elses(
 
     def run(*argv: str) -> str:
         if argv[0] == "sinfo":
-            return f"{has['by']} {has['reason']}" if "--format=%u %E" in argv else has["state"]
+            return f"{has['by']} {has['reason']}" if "--format=%u %E" in argv else f"gpu01 {has['state']}"
         has["state"] = "idle+drain" if "State=DRAIN" in argv else "idle"
         has["by"], has["reason"] = "root", argv[-1].removeprefix("Reason=")
         return ""
 
+    def settle(causes: dict[str, str]) -> str:
+        told: str = drain.settle("gpu01", causes, ours, drain.states()["gpu01"])
+        return told
+
     monkeypatch.setattr(drain, "run", run)
-    assert drain.settle("gpu01", {"health": "x"}, ours) == "gpu01 out: health"
+    assert settle({"health": "x"}) == "gpu01 out: health"
     has.update(state="inval+drain", by="slurm", reason="gres/gpu count reported lower than configured (1 < 2)")
-    drain.settle("gpu01", {"health": "y"}, ours)
+    settle({"health": "y"})
     assert has["reason"] == "clusterctl: health: y"
     has.update(by="slurm", reason="gres/gpu count reported lower than configured (1 < 2)")
-    assert drain.settle("gpu01", {}, ours) == "gpu01 in"
+    assert settle({}) == "gpu01 in"
     for by, reason in (("ops", "new fan"), ("slurm", "Kill task failed")):
         has.update(state="idle")
-        drain.settle("gpu01", {"health": "x"}, ours)
+        settle({"health": "x"})
         assert ours == {"gpu01"}
         has.update(by=by, reason=reason)
-        assert drain.settle("gpu01", {}, ours) == ""
+        assert settle({}) == ""
         assert (has["state"], ours) == ("idle+drain", set())
     has.update(state="idle")
-    drain.settle("gpu01", {"health": "x"}, ours)
+    settle({"health": "x"})
     has.update(by="ops", reason="new fan")
-    drain.settle("gpu01", {"health": "y"}, ours)
+    settle({"health": "y"})
     has.update(by="slurm", reason="Low RealMemory")
-    assert drain.settle("gpu01", {}, ours) == ""
+    assert settle({}) == ""
     assert (has["state"], ours) == ("idle+drain", set())
 
 
@@ -223,7 +260,8 @@ def test_a_node_is_new_until_it_was_put_into_service(
     """And once more after it had left; Slurm is asked for nothing of that."""
     for name in ("LEDGER", "LOCK"):
         monkeypatch.setattr(drain, name, tmp_path / "run" / name)
-    monkeypatch.setattr(drain, "settle", lambda node, causes, ours: f"{node}: {'; '.join(causes.values())}")
+    monkeypatch.setattr(drain, "settle", lambda node, causes, *_: f"{node}: {'; '.join(causes.values())}")
+    monkeypatch.setattr(drain, "states", dict)
 
     def does(*argv: str) -> list[str]:
         monkeypatch.setattr(sys, "argv", ["slurm-drain", *argv])
@@ -250,7 +288,7 @@ def test_what_slurm_was_not_told_is_made_up_for(
     """The controller fails when the last cause is gone already; a cause that is left waits for its own end."""
     settled: list[str] = []
 
-    def settle(node: str, causes: dict[str, str], ours: set[str]) -> str:
+    def settle(node: str, *_: object) -> str:
         settled.append(node)
         if len(settled) == 1:
             sys.exit("scontrol: Unable to contact slurm controller")
@@ -261,6 +299,7 @@ def test_what_slurm_was_not_told_is_made_up_for(
     (tmp_path / "run").mkdir()
     drain.save({"gpu01": {"health": "x"}, "gpu02": {"bootstrap": "x"}}, set())
     monkeypatch.setattr(drain, "settle", settle)
+    monkeypatch.setattr(drain, "states", dict)
     monkeypatch.setattr(sys, "argv", ["slurm-drain", "health", "--in", "gpu01,gpu02,gpu03"])
     with pytest.raises(SystemExit):
         drain.main()

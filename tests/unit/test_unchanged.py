@@ -113,7 +113,7 @@ REVIEWED: Mapping[str, set[str]] = {
         "slurm_accounts: Remove departed users from Slurm",
     },
     "verify": {
-        "command: Drain failed workers and resume the others",  # a node that is out of service is played
+        "command: Drain failed workers of Kubernetes and resume the others",  # a node that is out of service is played
         "command: Verify that every service is enabled and active",  # drift, and the tests of probe/state.py
         "kubernetes_proof: Verify that a pod gets its GPUs and no others, and reaches other nodes",
         "prometheus_targets: Ask Prometheus for its targets",
