@@ -27,7 +27,7 @@ STATE = "background"
 ACTIONS = frozenset({"node_state", "slurm_job_proof"})
 """The actions with an argument `in_background`."""
 CONTINUE = "__calls_continue"
-"""The variable of a play whose tasks begin although a call continues; one that contacts the call's host waits for it."""
+"""The variable of a play that begins although calls continue: a task that contacts the host of one waits for it."""
 
 
 class Kept(FinalQueue):  # type: ignore[misc]

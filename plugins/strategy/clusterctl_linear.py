@@ -31,8 +31,8 @@ short_description: Ansible's linear strategy, which forks no process for a task 
 description:
   - Tasks that are skipped, set variables, check or include, and calls that wait, run in Ansible's own process.
   - A host waits for all others at the end of a task, as in P(ansible.builtin.linear#strategy).
-  - A call of node_state or slurm_job_proof with C(in_background) continues while the next plays run on other hosts. In a play
-    with the variable C(__calls_continue) it continues until a task contacts its host.
+  - A call of node_state or slurm_job_proof with C(in_background) continues while the next plays run on other hosts.
+  - In a play with the variable C(__calls_continue) it continues until a task contacts its host.
 author: the clusterctl authors
 """
 
@@ -43,9 +43,11 @@ LOCAL = frozenset(
 )
 """Actions that contact no node. Without group_by, which since ansible-core 2.21 asks the process that forked it."""
 
-AT_ONCE = {"now", "state", "_raw_params", "_variable_params"}
-"""Arguments of calls that do not wait, or that a template hides."""
+LATER = {"now": (False,), "state": ("present", "absent")}
+"""The values of arguments of calls that wait."""
 
+HIDDEN = {"_raw_params", "_variable_params"}
+"""Arguments by which a template hides others."""
 
 NOT_A_HOST = "calls in the background"
 """What Ansible counts as one more lost host, so that they are not exactly those of the play, and it continues."""
@@ -114,12 +116,12 @@ class StrategyModule(linear.StrategyModule):
         hosts = {"_hosts": self._hosts_cache, "_hosts_all": self._hosts_cache_all}
         task_vars = self._variable_manager.get_vars(play=iterator._play, host=host, task=task, **hosts)
         self.add_tqm_variables(task_vars, play=iterator._play)
-        return not contacts_no_node(task, task_vars)
+        return not contacts_no_node(task, task_vars, self._loader)
 
     def _queue_task(self, host: Any, task: Any, task_vars: dict[str, Any], play_context: Any) -> None:
         """Carry out a task of one host here, or have a process do it. Both send the result to the same queue."""
         given = {"host": host, "task": task, "task_vars": task_vars, "play_context": play_context}
-        if contacts_no_node(task, task_vars):
+        if contacts_no_node(task, task_vars, self._loader):
             self._tqm.send_callback("v2_runner_on_start", host, task)
             self._carry_out(given, task.copy(exclude_parent=True, exclude_tasks=True))
         elif host.name in background.CALLS:
@@ -219,17 +221,28 @@ def _as_process(task: Any, task_vars: dict[str, Any], host: str) -> Iterator[Non
         worker.current_worker = before
 
 
-def contacts_no_node(task: Any, task_vars: dict[str, Any]) -> bool:
+def argument(task: Any, name: str, task_vars: dict[str, Any], loader: Any) -> object:
+    """Return the value of a task's argument, None if it has none or it is not valid: the task says that."""
+    try:
+        return TemplateEngine(loader=loader, variables=task_vars).template(task.args.get(name))
+    except AnsibleError:
+        return None
+
+
+def contacts_no_node(task: Any, task_vars: dict[str, Any], loader: Any) -> bool:
     """Return whether it is known that a task contacts no node: what is not known gets a process of its own."""
     if task.async_val or task.delegate_to or task.until or task.retries:
         return False
     if task.action in LOCAL:
         return True
-    flushes = task.action in waiting.ACTIONS and task.args.get("state") == "flush"
-    if flushes and not waiting.waiting(task.action, task_vars):
-        return True
-    if task.action in waiting.ACTIONS and not AT_ONCE & task.args.keys() and not task.module_defaults:
-        return waiting.may_wait(task, once=waiting.ACTIONS[task.action])
+    if task.action in waiting.ACTIONS:
+        if task.args.get("state") == "flush":
+            if not waiting.waiting(task.action, task_vars):
+                return True
+        elif not HIDDEN & task.args.keys() and not task.module_defaults:
+            given = {name: argument(task, name, task_vars, loader) for name in LATER if name in task.args}
+            if all(value in LATER[name] for name, value in given.items()):
+                return waiting.may_wait(task, once=waiting.ACTIONS[task.action])
     if task.loop or not task.when:
         return False
     try:
@@ -240,10 +253,13 @@ def contacts_no_node(task: Any, task_vars: dict[str, Any]) -> bool:
 
 def in_background(task: Any, task_vars: dict[str, Any], loader: Any) -> bool:
     """Return whether a call continues while the next plays run, which its argument says."""
-    given = task.args.get("in_background") if task.action in background.ACTIONS else None
-    if given is None or task.loop or task.run_once or task.delegate_to or task.until or task.async_val:
+    if (
+        task.action not in background.ACTIONS
+        or task.loop
+        or task.run_once
+        or task.delegate_to
+        or task.until
+        or task.async_val
+    ):
         return False
-    try:
-        return TemplateEngine(loader=loader, variables=task_vars).template(given) is True
-    except AnsibleError:  # the task says it
-        return False
+    return argument(task, "in_background", task_vars, loader) is True

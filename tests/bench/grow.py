@@ -80,7 +80,6 @@ def main(sizes: tuple[int, int] = SIZES, rounds: int = ROUNDS) -> Document:
     figures["ratio_by_hand"] = round(tool.wall / hand.wall, 2)
     figures["ratio_cpu_by_hand"] = round(tool.cpu / hand.cpu, 2)
     say(f"  Ratio by wall clock: {figures['ratio_wall']:.2f}; by CPU here: {figures['ratio_controller']:.2f}")
-    say(
-        f"  By hand, median: {hand}; ratio: {figures['ratio_by_hand']:.2f}, of all CPU {figures['ratio_cpu_by_hand']:.2f}"
-    )
+    ratio, of_cpu = figures["ratio_by_hand"], figures["ratio_cpu_by_hand"]
+    say(f"  By hand, median: {hand}; ratio: {ratio:.2f}, of all CPU {of_cpu:.2f}")
     return figures

@@ -67,6 +67,17 @@ THIRD = """
     - {name: after, ansible.builtin.debug: {msg: "{{ called.said | default('none') }}"}}
 """
 
+CONTINUES = """
+- hosts: all
+  gather_facts: false
+  vars: {__calls_continue: true}
+  tasks:
+    - {name: early, ansible.builtin.debug: {msg: "{{ called.said | default('none') }}"}}
+    - {name: go, ansible.builtin.command: "touch GO", when: inventory_hostname == 'a'}
+    - {name: late, ansible.builtin.command: "echo {{ called.said | default('none') }}", when: inventory_hostname != 'a'}
+    - {name: last, ansible.builtin.debug: {msg: here}}
+"""
+
 
 def planned(folder: Path, *plays: str, fails: str = "none", ends: str = "false") -> str:
     """Return a playbook, and make its action plugin."""
@@ -197,6 +208,30 @@ def test_call__with_an_argument_that_fails__fails_on_its_host(tmp_path: Path) ->
     found = reported(tmp_path, first, SECOND, THIRD)
     assert [kind for kind, _ in found["call", "b"]] == ["runner failed"]
     assert found["after", "c"][0][1]["msg"] == "by c"
+
+
+def test_call__in_a_play_that_begins_meanwhile__continues_until_its_host_is_contacted(tmp_path: Path) -> None:
+    found = reported(tmp_path, FIRST, CONTINUES, THIRD)
+    for host in "bc":
+        assert found["early", host][0][1]["msg"] == "none"
+        assert found["late", host][0][1]["stdout"] == f"by {host}"
+        assert [result.get("said") for _, result in found["call", host]].count(f"by {host}") == 1
+    assert {host for task, host in found if task == "after"} == {*"abc"}
+
+
+def test_call__that_fails_in_a_play_that_has_begun__ends_its_host_alone(tmp_path: Path) -> None:
+    found = reported(tmp_path, FIRST, CONTINUES, THIRD, fails="b")
+    assert [kind for kind, _ in found["call", "b"]].count("runner failed") == 1
+    assert {host for task, host in found if task == "late"} == {*"ac"}
+    assert {host for task, host in found if task == "after"} == {*"ac"}
+
+
+def test_calls__that_all_fail_in_a_play_that_has_begun__end_no_other_play(tmp_path: Path) -> None:
+    go = CONTINUES.replace("hosts: all", "hosts: b:c").replace("inventory_hostname == 'a'", "false")
+    found = reported(tmp_path, FIRST, SECOND, go, THIRD, fails="bc")
+    assert found["early", "b"][0][1]["msg"] == "none"
+    assert not any(task in ("late", "last") for task, _ in found)
+    assert {host for task, host in found if task == "after"} == {"a"}
 
 
 def test_calls__more_than_forks__are_made_in_turn(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import trust_as_template
 
 from tests.labs import REPOSITORY
 
@@ -182,6 +184,9 @@ def plugin() -> Any:
     [
         ({}, True),
         ({"args": {"now": "{{ x }}"}}, False),
+        ({"args": {"now": "{{ x | default(true) }}"}}, False),
+        ({"args": {"now": "{{ x | default(false) }}", "state": "{{ x | default('absent') }}"}}, True),
+        ({"args": {"state": "{{ x | default('probe') }}"}}, False),
         ({"args": {"state": "probe"}}, False),
         ({"args": {"state": "flush"}}, True),
         ({"args": {"state": "flush"}, "when": ["x"]}, True),
@@ -201,7 +206,12 @@ def test_call__that_may_wait__is_local_unless_its_arguments_say_otherwise(
     monkeypatch.setattr(module.waiting, "may_wait", lambda *_, **__: True)
     plain = {"action": "node_state", "args": {"files": []}, "async_val": 0, "delegate_to": None, "until": []}
     plain |= {"retries": None, "module_defaults": [], "loop": None, "when": []}
-    assert module.contacts_no_node(SimpleNamespace(**{**plain, **given}), {}) is local
+    if texts := given.get("args"):
+        given = {
+            **given,
+            "args": {name: trust_as_template(text) for name, text in texts.items() if isinstance(text, str)},
+        }
+    assert module.contacts_no_node(SimpleNamespace(**{**plain, **given}), {}, DataLoader()) is local
 
 
 @pytest.mark.parametrize("when", [True, False])
@@ -210,7 +220,7 @@ def test_call__that_makes_what_waits__is_local_only_if_it_is_skipped(when: bool)
     task = {"action": "node_state", "args": {"state": "flush"}, "async_val": 0, "delegate_to": None, "until": []}
     task |= {"retries": None, "loop": None, "when": ["x"], "_resolve_conditional": lambda *_: when}
     waits: dict[str, Any] = {"ansible_facts": {module.waiting.fact("node_state"): [{}]}}
-    assert module.contacts_no_node(SimpleNamespace(**task), waits) is not when
+    assert module.contacts_no_node(SimpleNamespace(**task), waits, DataLoader()) is not when
 
 
 @pytest.mark.parametrize("verbosity", ["0", "4"])
