@@ -97,7 +97,7 @@ def stand_in(task: Any) -> Any:
 
 def begun(action: str) -> dict[str, Any]:
     """Return the result of a stand-in for a call of this action, whose process has what waits."""
-    facts = {waiting.fact(action): []} if action in waiting.ACTIONS else {}
+    facts: dict[str, list[Any]] = {waiting.fact(action): []} if action in waiting.ACTIONS else {}
     return {"changed": False, STATE: True, "ansible_facts": facts}
 
 
