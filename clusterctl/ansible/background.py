@@ -70,11 +70,14 @@ class Call:
         pass_signals_on()
         allow_descriptors()
         process, CALLS[self.host.name] = self.process, self
+        waiting.in_background = True  # the process inherits it
         try:
             process.start()
         except BaseException:
             del CALLS[self.host.name]
             raise
+        finally:
+            waiting.in_background = False
         process.worker_queue = None  # for questions to the user: two descriptors
 
     def has_ended(self) -> bool:

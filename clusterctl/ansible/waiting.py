@@ -19,6 +19,9 @@ from clusterctl.inventory.bootstrap_plays import APPLY
 
 Data = dict[str, Any]
 
+in_background = False
+"""Whether this process is that of a call in the background. What waited is with it, and other calls may wait since."""
+
 ACTIONS = {"node_state": False, "kubernetes_objects": True}
 """The actions whose calls may wait, and whether those of a task with run_once may."""
 
@@ -94,5 +97,5 @@ def joined(name: str, calls: Sequence[Data], found: Data, *, has_own: bool) -> D
         **({"diff": diffs} if diffs else {}),
         "changed": any(bool(one.get("changed")) for one in done),
         "applied": [{**one, "task": of["task"]} for of, one in zip(calls, done, strict=False)],
-        "ansible_facts": {name: []},
+        **({} if in_background else {"ansible_facts": {name: []}}),
     }

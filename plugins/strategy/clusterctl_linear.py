@@ -32,7 +32,8 @@ description:
   - Tasks that are skipped, set variables, check or include, and calls that wait, run in Ansible's own process.
   - A host waits for all others at the end of a task, as in P(ansible.builtin.linear#strategy).
   - A call of node_state or slurm_job_proof with C(in_background) continues while the next plays run on other hosts.
-  - In a play with the variable C(__calls_continue) it continues until a task contacts its host.
+  - In a play with the variable C(__calls_continue) it continues until a task contacts its host. Such a play must
+    not rescue failures nor delegate.
 author: the clusterctl authors
 """
 
@@ -241,8 +242,9 @@ def contacts_no_node(task: Any, task_vars: dict[str, Any], loader: Any) -> bool:
                 return True
         elif not HIDDEN & task.args.keys() and not task.module_defaults:
             given = {name: argument(task, name, task_vars, loader) for name in LATER if name in task.args}
-            if all(value in LATER[name] for name, value in given.items()):
-                return waiting.may_wait(task, once=waiting.ACTIONS[task.action])
+            later = all(value in LATER[name] for name, value in given.items())
+            if later and waiting.may_wait(task, once=waiting.ACTIONS[task.action]):
+                return True
     if task.loop or not task.when:
         return False
     try:

@@ -78,6 +78,31 @@ CONTINUES = """
     - {name: last, ansible.builtin.debug: {msg: here}}
 """
 
+# The real code of calls that wait; the module stands in for node_state's.
+WAITING = """
+from ansible.plugins.action import ActionBase
+from clusterctl.ansible import background, waiting
+
+class ActionModule(ActionBase):
+    def run(self, tmp=None, task_vars=None):
+        given = self._task.args
+        if given.get("state") == background.STATE:
+            return background.begun(given["of"])
+        own = None if given.get("state") == "flush" else {"what": given["what"], "now": given.get("now", False)}
+        return waiting.made(self, own, task_vars)
+
+    def _execute_module(self, module_name=None, module_args=None, task_vars=None, **_):
+        calls = [one["what"] for one in module_args["calls"]]
+        with open("LOG", "a") as log:
+            print(task_vars["inventory_hostname"], *calls, file=log)
+        return {"changed": True, "results": [{"changed": True} for _ in calls]}
+"""
+ROLES = {
+    "first": "now: \"{{ inventory_hostname == 'b' }}\", in_background: \"{{ inventory_hostname == 'b' }}\"",
+    "second": "now: false",
+    "apply": "state: flush",
+}
+
 
 def planned(folder: Path, *plays: str, fails: str = "none", ends: str = "false") -> str:
     """Return a playbook, and make its action plugin."""
@@ -232,6 +257,19 @@ def test_calls__that_all_fail_in_a_play_that_has_begun__end_no_other_play(tmp_pa
     assert found["early", "b"][0][1]["msg"] == "none"
     assert not any(task in ("late", "last") for task, _ in found)
     assert {host for task, host in found if task == "after"} == {"a"}
+
+
+def test_calls__that_wait_after_one_in_the_background__are_made(tmp_path: Path) -> None:
+    """The result of the one in the background comes later, and must not clear what waits."""
+    (tmp_path / "actions").mkdir()
+    (tmp_path / "actions/node_state.py").write_text(WAITING.replace("LOG", str(tmp_path / "log")))
+    for role, arguments in ROLES.items():
+        (tmp_path / f"roles/{role}/tasks").mkdir(parents=True)
+        text = f"- {{name: {role}, node_state: {{what: {role}, {arguments}}}}}\n"
+        (tmp_path / f"roles/{role}/tasks/main.yml").write_text(text)
+    play_of = "- {{hosts: '{}', gather_facts: false, vars: {{__calls_continue: true}}, roles: [{}, apply]}}\n".format
+    play(tmp_path, "clusterctl_linear", play_of("a:b", "first") + play_of("b", "second"), **actions(tmp_path))
+    assert sorted((tmp_path / "log").read_text().splitlines()) == ["a first", "b first", "b second"]
 
 
 def test_calls__more_than_forks__are_made_in_turn(tmp_path: Path) -> None:
