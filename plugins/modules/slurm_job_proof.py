@@ -96,6 +96,10 @@ notes:
   type: list
   elements: str
   returned: always
+seconds:
+  description: How long it took.
+  type: float
+  returned: always
 down:
   description: What is wrong with each faulty node. The other nodes were tested without it.
   type: dict
@@ -123,6 +127,7 @@ JOB_S = 90
 MPI_S = 110  # less than the job's time limit of two minutes
 IMMEDIATE_S = 20
 ACCOUNTED_S = 30
+DRAIN_S = 600
 MAX_OUTPUT = 16 << 20  # bytes; sinfo prints some MB for 5000 nodes
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin", "LC_ALL": "C"}
 
@@ -480,7 +485,12 @@ def settle(found: dict[str, Any], nodes: Nodes, failed: list[str], cause: str) -
     if not out and not into:
         return {**found, "drained": []}
     argv = [DRAIN, cause, "--out", ",".join(out), "--in", ",".join(into), "--reason", DID_NOT_COMPLETE]
-    return {**found, "drained": output(argv).splitlines()}
+    try:
+        drained = output(argv, timeout=DRAIN_S).splitlines()
+    except FailedError as failure:
+        faults = [f"{name}: {fault}" for name, fault in sorted(found["down"].items())]
+        raise FailedError("; ".join([str(failure), *faults])) from None
+    return {**found, "drained": drained}
 
 
 def prove_all(
@@ -515,6 +525,7 @@ def main() -> None:
             "in_background": {"type": "bool", "default": False},
         },
     )
+    began = time.monotonic()
     try:
         params = dict(module.params)
         del params["in_background"]  # the strategy reads it
@@ -522,6 +533,7 @@ def main() -> None:
         found = prove_all(job, **params)
     except FailedError as failure:
         module.fail_json(msg=str(failure))
+    found["seconds"] = round(time.monotonic() - began, 3)
     module.exit_json(changed=bool(found.get("admitted") or found.get("drained")), **found)
 
 

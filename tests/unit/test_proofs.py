@@ -136,7 +136,7 @@ def test_settle__of_nodes__drains_faulty_ones(
 ) -> None:
     asked: list[list[str]] = []
 
-    def output(argv: list[str], *_: Any) -> str:
+    def output(argv: list[str], **_: Any) -> str:
         asked.append(argv)
         return "gpu09 out: upgrade\n"
 
@@ -197,15 +197,14 @@ def test_a_node_is_drained_by_what_slurm_has_of_it(
 
     def run(*argv: str) -> str:
         if argv[0] == "sinfo":
-            own = reason if "--format=%u %E" in argv else f"{'gpu01':100}{state:200}"
-            return f"{own}\n" * 2  # it is in two partitions
+            return f"{reason if '--format=%u %E' in argv else state.ljust(200)}\n" * 2  # it is in two partitions
         if "show" in argv:
             return "NodeName=gpu01 OS=x State=DOWN+DRAIN Reason=clusterctl: x [root@x] State=IDLE Partitions=main\n"
         updates.append(argv)
         return ""
 
     monkeypatch.setattr(drain, "run", run)
-    assert drain.settle("gpu01", causes, set(), drain.states().get("gpu01", "")) == told
+    assert drain.settle("gpu01", causes, set()) == told
     assert [word for argv in updates for word in argv if word.startswith("State=")] == (
         ["State=DRAIN"] if told.endswith("health") else ["State=UNDRAIN"] if told else []
     )
@@ -221,35 +220,31 @@ def test_a_reason_that_slurm_writes_over_ours_makes_the_node_nobody_elses(
 
     def run(*argv: str) -> str:
         if argv[0] == "sinfo":
-            return f"{has['by']} {has['reason']}" if "--format=%u %E" in argv else f"gpu01 {has['state']}"
+            return f"{has['by']} {has['reason']}" if "--format=%u %E" in argv else has["state"]
         has["state"] = "idle+drain" if "State=DRAIN" in argv else "idle"
         has["by"], has["reason"] = "root", argv[-1].removeprefix("Reason=")
         return ""
 
-    def settle(causes: dict[str, str]) -> str:
-        told: str = drain.settle("gpu01", causes, ours, drain.states()["gpu01"])
-        return told
-
     monkeypatch.setattr(drain, "run", run)
-    assert settle({"health": "x"}) == "gpu01 out: health"
+    assert drain.settle("gpu01", {"health": "x"}, ours) == "gpu01 out: health"
     has.update(state="inval+drain", by="slurm", reason="gres/gpu count reported lower than configured (1 < 2)")
-    settle({"health": "y"})
+    drain.settle("gpu01", {"health": "y"}, ours)
     assert has["reason"] == "clusterctl: health: y"
     has.update(by="slurm", reason="gres/gpu count reported lower than configured (1 < 2)")
-    assert settle({}) == "gpu01 in"
+    assert drain.settle("gpu01", {}, ours) == "gpu01 in"
     for by, reason in (("ops", "new fan"), ("slurm", "Kill task failed")):
         has.update(state="idle")
-        settle({"health": "x"})
+        drain.settle("gpu01", {"health": "x"}, ours)
         assert ours == {"gpu01"}
         has.update(by=by, reason=reason)
-        assert settle({}) == ""
+        assert drain.settle("gpu01", {}, ours) == ""
         assert (has["state"], ours) == ("idle+drain", set())
     has.update(state="idle")
-    settle({"health": "x"})
+    drain.settle("gpu01", {"health": "x"}, ours)
     has.update(by="ops", reason="new fan")
-    settle({"health": "y"})
+    drain.settle("gpu01", {"health": "y"}, ours)
     has.update(by="slurm", reason="Low RealMemory")
-    assert settle({}) == ""
+    assert drain.settle("gpu01", {}, ours) == ""
     assert (has["state"], ours) == ("idle+drain", set())
 
 
@@ -260,8 +255,8 @@ def test_a_node_is_new_until_it_was_put_into_service(
     """And once more after it had left; Slurm is asked for nothing of that."""
     for name in ("LEDGER", "LOCK"):
         monkeypatch.setattr(drain, name, tmp_path / "run" / name)
-    monkeypatch.setattr(drain, "settle", lambda node, causes, *_: f"{node}: {'; '.join(causes.values())}")
-    monkeypatch.setattr(drain, "states", dict)
+    monkeypatch.setattr(drain, "settle", lambda node, causes, ours: f"{node}: {'; '.join(causes.values())}")
+    monkeypatch.setattr(drain, "drained", set)
 
     def does(*argv: str) -> list[str]:
         monkeypatch.setattr(sys, "argv", ["slurm-drain", *argv])
@@ -288,7 +283,7 @@ def test_what_slurm_was_not_told_is_made_up_for(
     """The controller fails when the last cause is gone already; a cause that is left waits for its own end."""
     settled: list[str] = []
 
-    def settle(node: str, *_: object) -> str:
+    def settle(node: str, causes: dict[str, str], ours: set[str]) -> str:
         settled.append(node)
         if len(settled) == 1:
             sys.exit("scontrol: Unable to contact slurm controller")
@@ -299,12 +294,35 @@ def test_what_slurm_was_not_told_is_made_up_for(
     (tmp_path / "run").mkdir()
     drain.save({"gpu01": {"health": "x"}, "gpu02": {"bootstrap": "x"}}, set())
     monkeypatch.setattr(drain, "settle", settle)
-    monkeypatch.setattr(drain, "states", dict)
+    monkeypatch.setattr(drain, "drained", lambda: {"gpu01", "gpu02"})
     monkeypatch.setattr(sys, "argv", ["slurm-drain", "health", "--in", "gpu01,gpu02,gpu03"])
     with pytest.raises(SystemExit):
         drain.main()
     drain.main()
     assert settled == ["gpu01", "gpu01"]
+
+
+def test_nodes_in_service_cost_one_command(drain: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def run(*argv: str) -> str:
+        asked.append(argv)
+        states = {"gpu01": "IDLE", "gpu02": "IDLE+DRAIN", "gpu03": "MIXED"}
+        if "--format=%u %E" in argv:
+            return "root clusterctl: bootstrap: x\n"
+        nodes = next((word.partition("=")[2] for word in argv if word.startswith("--nodes=")), "")
+        rows = [states[nodes]] if nodes else [f"{name:100}{state:200}" for name, state in states.items()]
+        return "".join(f"{row}\n" * 2 for row in rows) if argv[0] == "sinfo" else ""
+
+    for name in ("LEDGER", "LOCK"):
+        monkeypatch.setattr(drain, name, tmp_path / "run" / name)
+    (tmp_path / "run").mkdir()
+    drain.save({name: {} for name in ("gpu01", "gpu02", "gpu03")}, set())
+    monkeypatch.setattr(drain, "run", run)
+    monkeypatch.setattr(sys, "argv", ["slurm-drain", "bootstrap", "--in", "gpu01,gpu02,gpu03"])
+    drain.main()
+    assert [argv[0] for argv in asked] == ["sinfo", "sinfo", "sinfo", "scontrol"]
+    assert asked[-1] == ("scontrol", "update", "NodeName=gpu02", "State=UNDRAIN")
 
 
 class Session:
