@@ -84,7 +84,7 @@ class Result:
     """The result of a task on one host.
 
     `waits`: a later task applies it, and then it has a second result, with `waited`. `runs`: it is applied in the
-    background of other plays, and has a second result in the next play of the host. `rescued`: it failed, and a rescue
+    background of other plays, and has a second result in a later play of the host. `rescued`: it failed, and a rescue
     block handles that. `behind`: it is so slow that the other hosts continue. The controller decides that
     (patience.py); to Ansible the host is unreachable.
     `path` is `file:line`, relative to the Ansible content; `versions` maps packages to their installed versions.

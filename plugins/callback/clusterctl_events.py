@@ -119,7 +119,7 @@ class CallbackModule(CallbackBase):
         self._write("playbook", plays=plays, check=bool(context.CLIARGS.get("check")))
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
-        if not background.CALLS:  # else the strategy waits for them before the first task, which stops the run
+        if not background.CALLS:  # else the first task stops the run, and the strategy waits for them
             self._stop_if_asked()
         self._play = _line(play.get_name())
         hosts = play.get_variable_manager().get_vars(play=play)["ansible_play_hosts_all"]
