@@ -92,14 +92,24 @@ def _defaults(role: str) -> dict[str, Any]:
     return values
 
 
-def by_hand(lab: BenchLab, *joining: str) -> tuple[Cost, str]:
-    """Run floor.sh on fresh nodes, or for one worker that joins a running cluster; return its cost and its own account.
+def by_hand(lab: BenchLab) -> tuple[Cost, str]:
+    """Run floor.sh on fresh nodes; return its cost and its own account.
 
     It is given for nothing what clusterctl finds out or makes within its time: hardware and secrets.
     """
+    find_out(lab)
+    return join_by_hand(lab)
+
+
+def find_out(lab: BenchLab) -> None:
+    """Record the hardware of all listed nodes and make the secrets, which floor.sh is given."""
     secrets.ensure(lab.directory, inventory.load(lab.inventory).cluster_name)
     lab.clusterctl("discover")
-    return lab.measure(FLOOR, lab.directory, *joining, env=settings(lab))
+
+
+def join_by_hand(lab: BenchLab, *worker: str) -> tuple[Cost, str]:
+    """Run floor.sh for one worker that joins a running cluster, or for all nodes; return its cost and its account."""
+    return lab.measure(FLOOR, lab.directory, *worker, env=settings(lab))
 
 
 def by_clusterctl(lab: BenchLab) -> tuple[Cost, str]:

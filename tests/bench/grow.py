@@ -1,6 +1,7 @@
 """One more worker for a small cluster and for one of 20 nodes: the cost must not grow with the cluster.
 
 Afterwards as many workers are added to the large one by hand (floor.sh), the reference for the speed of the machine.
+Before each the nodes come to rest after the last run: they share a few cores here, and have cores of their own elsewhere.
 """
 
 import re
@@ -8,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tests.bench import against_floor
-from tests.bench.measure import CLUSTERCTL, BenchError, BenchLab, Document, load, median, say
+from tests.bench.measure import CLUSTERCTL, BenchError, BenchLab, Document, calm, load, median, say
 
 SIZES = (5, 19)
 """Workers of the two clusters in the end. With its head the large one has 20 nodes."""
@@ -55,6 +56,7 @@ def main(sizes: tuple[int, int] = SIZES, rounds: int = ROUNDS) -> Document:
             lab.clusterctl("bootstrap")
             costs = []
             for name, worker in known[workers - rounds : workers]:
+                calm()
                 argv = ("add-node", lab.inventory, name, "--address", worker.address, "--yes")
                 cost, _ = lab.measure(*CLUSTERCTL, *argv)
                 say(f"  {name}  {cost}; {load()}")
@@ -64,9 +66,12 @@ def main(sizes: tuple[int, int] = SIZES, rounds: int = ROUNDS) -> Document:
             figures[f"workers_{workers}"] = median(costs).document()
             say(f"  {workers:2} workers at the end, median: {median(costs)}")
         tool, costs = median(costs), []
+        list_workers(len(known))
+        against_floor.find_out(lab)  # all at once: it refuses a node with a slurmd of floor.sh
         for number, (name, _) in enumerate(known[sizes[-1] :], sizes[-1] + 1):
             list_workers(number)
-            cost, told = against_floor.by_hand(lab, name)
+            calm()
+            cost, told = against_floor.join_by_hand(lab, name)
             say(f"  {name}  {cost} by hand; {load()}")
             costs.append(cost)
         say(told.rstrip())

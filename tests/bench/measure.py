@@ -18,6 +18,9 @@ WORKERS = 2
 LIMIT = 900.0
 """Seconds after which a command that is measured is stopped: it hangs. The slowest, on 20 nodes, takes 300."""
 
+CALM = 300.0
+"""Seconds to wait for a low load, at most."""
+
 _GRACE = 90.0  # seconds from SIGTERM, on which clusterctl ends Ansible and a part takes its lab down, to SIGKILL
 
 
@@ -135,6 +138,14 @@ def median(costs: Sequence[Cost]) -> Cost:
 def load() -> str:
     """Return the machine's load, for who reads the figures later."""
     return f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs"
+
+
+def calm() -> None:
+    """Wait until the load is low, or falls no longer: nodes have timers and reports to send after a bootstrap."""
+    until, before = time.monotonic() + CALM, float("inf")
+    while (os.cpu_count() or 1) < (now := os.getloadavg()[0]) < 0.97 * before and time.monotonic() < until:
+        before = now
+        time.sleep(20)
 
 
 def say(text: str = "") -> None:

@@ -6,7 +6,6 @@ head wants it, and check their GPUs once an hour, as each host has cores of its 
 before and more workers, which a bootstrap adds; the containers of later sizes already run, with systemd and sshd.
 """
 
-import os
 import re
 import time
 from collections.abc import Sequence
@@ -33,9 +32,6 @@ LIMIT = 2400.0
 
 AT_ONCE = ("--forks", "16")
 """Nodes that work at the same time, as they share two cores: each has to answer in 40 s."""
-
-CALM = 300.0
-"""Seconds to wait for a low load, at most."""
 
 _IMAGE = f"{image.REPOSITORY}:bench-worker"
 
@@ -125,21 +121,13 @@ def _settle(lab: BenchLab, nodes: TestLab, *, calm: bool) -> None:
             # The first run finds Slurm's packages that it has not installed.
             lab.clusterctl("bootstrap", *AT_ONCE, *["--adopt"] * (number == 0), limit=LIMIT)
             if calm:
-                _calm()
+                calm()
             if decided(nodes, int(AT_ONCE[1])) == sorted(nodes.nodes):
                 return
         except (BenchError, PreflightError) as error:
             say(f"  once more: {error}")
             reason = error
     raise BenchError(f"after {SETTLING} runs something is left to do") from reason
-
-
-def _calm() -> None:
-    """Wait until the load is low, or falls no longer: nodes have timers and reports to send after a bootstrap."""
-    until, before = time.monotonic() + CALM, float("inf")
-    while (os.cpu_count() or 1) < (now := os.getloadavg()[0]) < 0.97 * before and time.monotonic() < until:
-        before = now
-        time.sleep(20)
 
 
 def _unchanged(lab: BenchLab, size: int, rounds: int) -> Document:
