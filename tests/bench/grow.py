@@ -1,7 +1,7 @@
 """One more worker for a small cluster and for one of 20 nodes: the cost must not grow with the cluster.
 
 Afterwards as many workers are added to the large one by hand (floor.sh), the reference for the speed of the machine.
-Before each the nodes come to rest after the last run: they share a few cores here, and have cores of their own elsewhere.
+Before each the nodes come to rest after the last run: here they share a few cores, elsewhere each has cores of its own.
 """
 
 import re

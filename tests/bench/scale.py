@@ -20,7 +20,7 @@ from clusterctl.util.errors import PreflightError
 from tests.bench import profile
 from tests.bench.changes import SETTLING, roles_of
 from tests.bench.grow import with_first, workers_of
-from tests.bench.measure import CLUSTERCTL, BenchError, BenchLab, Cost, Document, load, median, say
+from tests.bench.measure import CLUSTERCTL, BenchError, BenchLab, Cost, Document, calm, load, median, say
 from tests.cluster.lab import TestLab
 from tests.cluster.leaving_out import decided
 
@@ -56,7 +56,7 @@ def main(sizes: Sequence[int] = SIZES, rounds: int = ROUNDS) -> Document:
         for size in sizes:
             lab.inventory.write_text(with_first(text, workers, size - 1))
             began = time.monotonic()
-            _settle(lab, TestLab(lab.name, size - 1), calm=rounds > 1)  # else the figures are no measurement
+            _settle(lab, TestLab(lab.name, size - 1), rest=rounds > 1)  # else the figures are no measurement
             say(f"  {size:3} nodes, added and proven to be unchanged after {time.monotonic() - began:.0f} s; {load()}")
             figures[f"nodes_{size}"] = _unchanged(lab, size, rounds)
     finally:
@@ -110,8 +110,8 @@ def _make_image() -> None:
         lab.down()
 
 
-def _settle(lab: BenchLab, nodes: TestLab, *, calm: bool) -> None:
-    """Bootstrap until nothing is to do, if `calm` waiting for a low load before that is asked.
+def _settle(lab: BenchLab, nodes: TestLab, *, rest: bool) -> None:
+    """Bootstrap until nothing is to do, if `rest` waiting for a low load before that is asked.
 
     Many nodes on few cores are slow, so that some may fail in the first runs, or not answer in time after them.
     """
@@ -120,7 +120,7 @@ def _settle(lab: BenchLab, nodes: TestLab, *, calm: bool) -> None:
         try:
             # The first run finds Slurm's packages that it has not installed.
             lab.clusterctl("bootstrap", *AT_ONCE, *["--adopt"] * (number == 0), limit=LIMIT)
-            if calm:
+            if rest:
                 calm()
             if decided(nodes, int(AT_ONCE[1])) == sorted(nodes.nodes):
                 return
