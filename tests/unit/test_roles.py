@@ -797,3 +797,11 @@ def test_every_template_is_used() -> None:
         sources = itertools.chain(role.glob("tasks/*.yml"), role.glob("vars/*.yml"), role.glob("templates/*.j2"))
         named = {path.name, re.sub(r"^[a-z]+\.sources", "{{ __base_distribution }}.sources", path.name)}
         assert any(name in source.read_text(encoding="utf-8") for source in sources for name in named), path
+
+
+def test_variables__of_the_playbooks_alone__are_no_parameters_of_roles() -> None:
+    """Ansible's check of arguments refuses those. ansible.cfg skips it, but any --skip-tags, as of Molecule, does not."""
+    plays = [play for path in (CONTENT / "playbooks").glob("*.yml") for play in load(path)]
+    roles = [role for play in plays for role in play.get("roles", []) if isinstance(role, dict)]
+    assert any("vars" in role for role in roles)
+    assert [name for role in roles for name in role if name.startswith("__")] == []
