@@ -185,7 +185,7 @@ def test_bootstrap__each_role__has_its_name_as_its_tag() -> None:
         for role in play.get("roles", ()):
             own = of_base.get(play["hosts"], "base") if role["role"] == "base" else role["role"]
             assert role["tags"] == (before if role["role"] == APPLY else own), play["name"]
-            left = list(before) if "__apply_later" in role else left
+            left = list(before) if "__apply_later" in role.get("vars", {}) else left
             before += own if isinstance(own, list) else [own]
         tasks = [task for part in ("pre_tasks", "tasks", "post_tasks") for task in play.get(part, ())]
         tags = {task["name"]: task["tags"] for task in tasks if "tags" in task}
@@ -800,7 +800,7 @@ def test_every_template_is_used() -> None:
 
 
 def test_variables__of_the_playbooks_alone__are_no_parameters_of_roles() -> None:
-    """Ansible's check of arguments refuses those. ansible.cfg skips it, but any --skip-tags, as of Molecule, does not."""
+    """Ansible's check of arguments refuses those. ansible.cfg skips it; a --skip-tags, as of Molecule, does not."""
     plays = [play for path in (CONTENT / "playbooks").glob("*.yml") for play in load(path)]
     roles = [role for play in plays for role in play.get("roles", []) if isinstance(role, dict)]
     assert any("vars" in role for role in roles)

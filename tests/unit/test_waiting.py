@@ -88,7 +88,7 @@ def with_apply(play: dict[str, Any]) -> bool:
 def later(play: dict[str, Any]) -> str:
     """Return the condition by which a play leaves its calls to a later one."""
     last = (play.get("roles") or [{}])[-1]
-    return str(last.get("__apply_later", ""))
+    return str(last.get("vars", {}).get("__apply_later", ""))
 
 
 BOOTSTRAP = load(CONTENT / "playbooks/bootstrap.yml")
@@ -250,7 +250,7 @@ def test_play__with_role_apply__applies_all_in_one_task(tmp_path: Path) -> None:
 @pytest.mark.proves("roles", "A later play applies what one has left, and its role is reported then.")
 def test_play__that_leaves_calls_to_a_later_one__has_them_applied_there(tmp_path: Path) -> None:
     calls = {name: [directory(f"Make {name}", tmp_path / name)] for name in "abc"}
-    later = {"role": "apply", "__apply_later": True}
+    later = {"role": "apply", "vars": {"__apply_later": True}}
     given: dict[str, list[Any]] = {"First": ["a", later], "Second": ["b", later], "Third": ["c", "apply"]}
     output, found = play_all(tmp_path, calls, given)
     assert list(results(found, "two")) == [
