@@ -17,10 +17,11 @@ def main() -> None:
 
     from ansible.cli import playbook
 
-    from clusterctl.ansible import preload
+    from clusterctl.ansible import compiled, preload
 
     preload.read_declarations()
     preload.share_texts()
+    compiled.keep()
     line = b""
     while not line.endswith(b"\n"):  # what follows is for Ansible, which reads it by itself
         if not (byte := os.read(0, 1)):

@@ -5,7 +5,7 @@ A record is not trusted: it is decoded by type and whitelist at every read, and 
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -202,8 +202,11 @@ def load(path: Path) -> Hardware:
     return record
 
 
-def load_all(directory: Path) -> dict[str, Hardware]:
-    """Read all records of the cluster's directory, by node name. Raises one InputError with every invalid file."""
+def load_all(directory: Path, read: Callable[[Path], Hardware] = load) -> dict[str, Hardware]:
+    """Read all records of the cluster's directory, by node name, each by `read`.
+
+    Raises one InputError with every invalid file.
+    """
     records: dict[str, Hardware] = {}
     problems: list[object] = []
     try:
@@ -212,7 +215,7 @@ def load_all(directory: Path) -> dict[str, Hardware]:
         raise InputError([Problem(None, str(directory / DIRECTORY), str(error))]) from None
     for path in (path for path in found if path.suffix == ".json"):
         try:
-            records[path.stem] = load(path)
+            records[path.stem] = read(path)
         except InputError as error:
             problems += error.problems
     if problems:

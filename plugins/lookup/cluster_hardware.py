@@ -40,9 +40,13 @@ _raw:
   elements: dict
 """
 
+_READ: dict[Path, tuple[object, hardware.Hardware]] = {}
+_PLAIN: dict[int, tuple[hardware.Hardware, Any]] = {}
+"""By the record's address, which holds as long as the record is here."""
+
 
 class LookupModule(LookupBase):
-    """Reads the records at each call: they are small, and discovery may have written one since the last call."""
+    """Looks at each call whether a record has changed: discovery may have written one since the last."""
 
     def run(self, terms: list[Any], variables: dict[str, Any] | None = None, **kwargs: Any) -> list[dict[str, Any]]:
         """Return the records of the hosts in the inventory."""
@@ -55,17 +59,36 @@ class LookupModule(LookupBase):
         try:
             if terms:
                 paths = [hardware.path_of(directory, str(term)) for term in terms]
-                found = [hardware.load(path) if path.exists() else None for path in paths]
-                return [_plain(asdict(learned(record, known))) if record else {} for record in found]
-            records = hardware.load_all(directory)
+                found = [_read(path) if path.exists() else None for path in paths]
+                return [_shown(record, known) if record else {} for record in found]
+            records = hardware.load_all(directory, _read)
         except InputError as error:
             raise AnsibleLookupError(str(error)) from error
-        return [{name: _plain(asdict(learned(record, known))) for name, record in records.items() if name in hosts}]
+        return [{name: _shown(record, known) for name, record in records.items() if name in hosts}]
 
 
-def learned(record: hardware.Hardware, known: Mapping[str, Any]) -> hardware.Hardware:
-    """Return a record with the MIG layouts that role gpu_config has announced for its node in this run."""
-    return hardware.learned(record, (known.get("__gpu_config_layouts") or {}).get(record.name) or {})
+def _read(path: Path) -> hardware.Hardware:
+    """Return the record of a file, which is read again only if it has changed: each process reads all, many times."""
+    try:
+        status = path.stat()
+    except OSError:
+        return hardware.load(path)  # it says what is wrong
+    stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    if _READ.get(path, (None,))[0] != stamp:
+        _READ[path] = stamp, hardware.load(path)
+    return _READ[path][1]
+
+
+def _shown(record: hardware.Hardware, known: Mapping[str, Any]) -> Any:
+    """Return a record as plain data, with the MIG layouts that role gpu_config has announced in this run.
+
+    Ansible does not change what it is given.
+    """
+    if layouts := (known.get("__gpu_config_layouts") or {}).get(record.name):
+        return _plain(asdict(hardware.learned(record, layouts)))
+    if id(record) not in _PLAIN:
+        _PLAIN[id(record)] = record, _plain(asdict(record))
+    return _PLAIN[id(record)][1]
 
 
 def _plain(value: Any) -> Any:

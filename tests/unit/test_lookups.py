@@ -16,6 +16,8 @@ from ansible.template import Templar
 
 from clusterctl.inventory import bootstrap_plays, host_pattern
 from clusterctl.util import paths
+from clusterctl.workspace import hardware
+from tests.unit.test_hardware import node
 from tests.unit.test_role_plugins import plugin
 
 SUBGROUPS = plugin("lookup/subgroups")
@@ -216,3 +218,35 @@ def test_a_host_gets_the_packages_of_its_own_roles(groups: list[str], there: set
     assert there <= set(names)
     assert not elsewhere & set(names)
     assert len(names) == len(set(names))
+
+
+def test_hardware__of_a_record_that_has_changed__is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has not changed is read once in a process."""
+    read: list[Path] = []
+    load = hardware.load
+
+    def counted(path: Path) -> hardware.Hardware:
+        read.append(path)
+        return load(path)
+
+    monkeypatch.setattr(hardware, "load", counted)
+    known = {"inventory_dir": str(tmp_path), "groups": {"all": ["gpu01", "gpu02"]}}
+    for name in ("gpu01", "gpu02"):
+        hardware.save(tmp_path, node(name=name))
+
+    def memory() -> list[int]:
+        (all_of_them,) = look_up("cluster_hardware", [], known)
+        return [record["memory_mb"] for record in all_of_them.values()]
+
+    before = memory()
+    assert memory() == before
+    layouts = {"__gpu_config_layouts": {"gpu01": {"0": "1g.10gb"}}}
+    (as_announced,) = look_up("cluster_hardware", ["gpu01"], known | layouts)
+    (as_it_is,) = look_up("cluster_hardware", ["gpu01"], known)
+    assert as_announced["gpus"][0] != as_it_is["gpus"][0]
+    assert len(read) == 2
+    hardware.save(tmp_path, node(("memory_mb",), 4096, name="gpu02"))
+    assert memory() == [before[0], 4096]
+    assert len(read) == 3
+    hardware.path_of(tmp_path, "gpu01").unlink()
+    assert memory() == [4096]
