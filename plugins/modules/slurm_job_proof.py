@@ -128,6 +128,7 @@ MPI_S = 110  # less than the job's time limit of two minutes
 IMMEDIATE_S = 20
 ACCOUNTED_S = 30
 DRAIN_S = 600
+UNSTARTED = "are still not ready"  # of srun and salloc, if a job was ended before its nodes were ready for it
 MAX_OUTPUT = 16 << 20  # bytes; sinfo prints some MB for 5000 nodes
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin", "LC_ALL": "C"}
 
@@ -157,6 +158,17 @@ class Job:
 
 class FailedError(Exception):
     """A test failed. The text is the module's error message."""
+
+
+class UnstartedError(FailedError):
+    """Slurm has allocated nodes to a job, and has ended it before it started there.
+
+    `nodes` has their state and reason after it, in Slurm's words.
+    """
+
+    def __init__(self, failure: str, nodes: dict[str, str]) -> None:
+        super().__init__("; ".join([failure, *(f"{name} is {told}" for name, told in sorted(nodes.items()))]))
+        self.nodes = nodes
 
 
 class BusyError(Exception):
@@ -257,11 +269,21 @@ def parse_answers(stdout: str, chosen: list[str]) -> Nodes:
 
 
 def run_job(job: Job, nodes: Nodes, chosen: list[str], partition: str, reservation: str = "") -> tuple[int, Nodes]:
-    """Run the job. Return the number of GPUs that it requested, and its answer on each node."""
+    """Run the job. Return the number of GPUs that it requested, and its answer on each node.
+
+    A job that Slurm ends at its start, without draining a node, proves nothing: it is run once more.
+    """
     gpus = min(2, min(nodes[name]["gpus"] for name in chosen))
     options = [f"--reservation={reservation}"] * bool(reservation) + [f"--gres=gpu:{gpus}"] * (gpus > 0)
     argv = ["srun", "--mem=64M", *options, *size(chosen, partition), "python3", "-", *job.homes]
-    return gpus, parse_answers(small_job(job.user, chosen, argv, job.script), chosen)
+    try:
+        stdout = small_job(job.user, chosen, argv, job.script)
+    except UnstartedError as failure:
+        if any("drain" in told.partition(":")[0] for told in failure.nodes.values()):  # they were resumed for the test
+            raise
+        job.notes.append(f"a second test job was run on {' and '.join(chosen)}: {failure}")
+        stdout = small_job(job.user, chosen, argv, job.script)
+    return gpus, parse_answers(stdout, chosen)
 
 
 def same_time(one: int, other: int) -> bool:
@@ -296,14 +318,27 @@ def size(chosen: list[str], partition: str) -> list[str]:
 
 
 def small_job(user: str, chosen: list[str], argv: list[str], text: str = "", timeout: int = JOB_S) -> str:
-    """Return the output of srun or salloc as that user. Raises BusyError if the nodes have no free resources."""
+    """Return the output of srun or salloc as that user.
+
+    Raises BusyError if the nodes have no free resources, UnstartedError if Slurm has ended the job at its start.
+    """
     argv = ["runuser", "--user", user, "--", argv[0], f"--immediate={IMMEDIATE_S}", *argv[1:]]
     try:
         return output(argv, text, timeout)
     except FailedError as failure:
         if "Unable to allocate resources" in str(failure) and ("busy" in str(failure) or "mmediate" in str(failure)):
             raise BusyError(f"no small job could start on {' and '.join(chosen)} within {IMMEDIATE_S} s") from None
-        raise
+        if UNSTARTED not in str(failure):
+            raise
+        raise UnstartedError(str(failure), conditions(chosen)) from None
+
+
+def conditions(chosen: list[str]) -> dict[str, str]:
+    """Return the whole state of each node and its reason, in Slurm's words."""
+    argv = ["sinfo", "--noheader", "--all", "--Node", f"--nodes={','.join(chosen)}"]
+    lines = output([*argv, "--Format=NodeList:100,StateComplete:200,Reason:200"]).splitlines()
+    rows = [line.split(None, 2) for line in lines]
+    return {row[0]: f"{row[1].lower()}: {row[-1].strip()}" for row in rows if len(row) > 1}
 
 
 def prove_mpi(user: str, script: str, program: str, nodes: Nodes) -> str:

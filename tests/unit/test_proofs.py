@@ -148,6 +148,44 @@ def test_settle__of_nodes__drains_faulty_ones(
     ]
 
 
+UNSTARTED = "srun: error: Nodes gpu01 are still not ready"
+
+
+@pytest.mark.parametrize(
+    ("ends", "conditions", "answers", "told"),
+    [
+        ([UNSTARTED], "gpu01 IDLE+MAINTENANCE drain this later\n", {"gpu01": GOOD}, "gpu01 is idle+maintenance: drain"),
+        ([UNSTARTED] * 2, "gpu01 IDLE none\n", None, "gpu01 is idle: none"),
+        ([UNSTARTED], "gpu01 IDLE+DRAIN Prolog error\n", None, "gpu01 is idle+drain: Prolog error"),
+        (["srun: error: something else"], "gpu01 IDLE none\n", None, "something else"),
+    ],
+)
+@pytest.mark.proves("verify", "A test job that Slurm ended at its start is run once more.")
+def test_job__ended_at_its_start__is_run_once_more(
+    ends: list[str], conditions: str, answers: Any, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless Slurm has drained the node, as after a failed Prolog: its reason is in the message then."""
+    left = list(ends)
+
+    def output(argv: list[str], *_: Any) -> str:
+        if argv[0] == "sinfo":
+            return conditions
+        if left:
+            raise JOB.FailedError(left.pop(0))
+        return json.dumps(GOOD)
+
+    monkeypatch.setattr(JOB, "output", output)
+    job, nodes = JOB.Job("alice", ""), {"gpu01": {"gpus": 2}}
+    if answers:
+        assert JOB.run_job(job, nodes, ["gpu01"], "main") == (2, answers)
+        assert len(job.notes) == 1
+        assert told in job.notes[0]
+    else:
+        with pytest.raises(JOB.FailedError, match=re.escape(told)):
+            JOB.run_job(job, nodes, ["gpu01"], "main")
+    assert not left
+
+
 def test_settle__of_a_node_that_its_test_has_settled__does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(JOB, "output", lambda *_: pytest.fail("called slurm-drain"))
     found = {"down": {}, "admitted": ["gpu01"], "refused": []}
