@@ -167,7 +167,7 @@ class UnstartedError(FailedError):
     """
 
     def __init__(self, failure: str, nodes: dict[str, str]) -> None:
-        super().__init__("; ".join([failure, *(f"{name} is {told}" for name, told in sorted(nodes.items()))]))
+        super().__init__("; ".join([failure, *(f"{name} is {state}" for name, state in sorted(nodes.items()))]))
         self.nodes = nodes
 
 
@@ -279,7 +279,9 @@ def run_job(job: Job, nodes: Nodes, chosen: list[str], partition: str, reservati
     try:
         stdout = small_job(job.user, chosen, argv, job.script)
     except UnstartedError as failure:
-        if any("drain" in told.partition(":")[0] for told in failure.nodes.values()):  # they were resumed for the test
+        if any(
+            "drain" in state.partition(":")[0] for state in failure.nodes.values()
+        ):  # they were resumed for the test
             raise
         job.notes.append(f"a second test job was run on {' and '.join(chosen)}: {failure}")
         stdout = small_job(job.user, chosen, argv, job.script)

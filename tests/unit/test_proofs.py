@@ -152,7 +152,7 @@ UNSTARTED = "srun: error: Nodes gpu01 are still not ready"
 
 
 @pytest.mark.parametrize(
-    ("ends", "conditions", "answers", "told"),
+    ("ends", "conditions", "answers", "message"),
     [
         ([UNSTARTED], "gpu01 IDLE+MAINTENANCE drain this later\n", {"gpu01": GOOD}, "gpu01 is idle+maintenance: drain"),
         ([UNSTARTED] * 2, "gpu01 IDLE none\n", None, "gpu01 is idle: none"),
@@ -162,7 +162,7 @@ UNSTARTED = "srun: error: Nodes gpu01 are still not ready"
 )
 @pytest.mark.proves("verify", "A test job that Slurm ended at its start is run once more.")
 def test_job__ended_at_its_start__is_run_once_more(
-    ends: list[str], conditions: str, answers: Any, told: str, monkeypatch: pytest.MonkeyPatch
+    ends: list[str], conditions: str, answers: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unless Slurm has drained the node, as after a failed Prolog: its reason is in the message then."""
     left = list(ends)
@@ -179,9 +179,9 @@ def test_job__ended_at_its_start__is_run_once_more(
     if answers:
         assert JOB.run_job(job, nodes, ["gpu01"], "main") == (2, answers)
         assert len(job.notes) == 1
-        assert told in job.notes[0]
+        assert message in job.notes[0]
     else:
-        with pytest.raises(JOB.FailedError, match=re.escape(told)):
+        with pytest.raises(JOB.FailedError, match=re.escape(message)):
             JOB.run_job(job, nodes, ["gpu01"], "main")
     assert not left
 
