@@ -399,8 +399,8 @@ def prove(job: Job, nodes: Nodes, admit: str = "") -> dict[str, Any]:
         proof = functools.partial(examine, job, usable, reservation=RESERVATION)
         result, notes, faults = admit_nodes(job.user, admit, drained, lambda names: by_partition(names, known, proof))
         done = sorted({*drained} - {*faults})
-        told = {"msg": result, "notes": notes + job.notes, "down": {**down, **faults}}
-        return {**told, "admitted": done, "refused": sorted(faults)}
+        answer = {"msg": result, "notes": notes + job.notes, "down": {**down, **faults}}
+        return {**answer, "admitted": done, "refused": sorted(faults)}
     if not usable:
         return {"msg": "no node is in service", "notes": [], "down": down}
     try:

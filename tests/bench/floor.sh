@@ -771,7 +771,7 @@ proof() { # a job on two nodes with two GPUs each, accounted for, and every targ
   mark "targets answer"
 }
 
-admit() { # NAME IP: the head of a running cluster takes in one more worker
+admit() { # NAME IP: add a worker to the head of a running cluster
   echo "$2 $1.$DOMAIN $1" >>/etc/dnsmasq.hosts
   echo "NodeName=$1 NodeAddr=$2 $NODE_OPTIONS" >>/etc/slurm/slurm.conf
   echo "NodeName=$1 Name=gpu Type=$GPU_TYPE File=/dev/nvidia[0-$((GPUS - 1))]" >>/etc/slurm/gres.conf

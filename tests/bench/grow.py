@@ -71,10 +71,10 @@ def main(sizes: tuple[int, int] = SIZES, rounds: int = ROUNDS) -> Document:
         for number, (name, _) in enumerate(known[sizes[-1] :], sizes[-1] + 1):
             list_workers(number)
             calm()
-            cost, told = against_floor.join_by_hand(lab, name)
+            cost, account = against_floor.join_by_hand(lab, name)
             say(f"  {name}  {cost} by hand; {load()}")
             costs.append(cost)
-        say(told.rstrip())
+        say(account.rstrip())
     finally:
         lab.down()
     hand = median(costs)
