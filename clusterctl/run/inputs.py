@@ -2,7 +2,8 @@
 
 An inventory has no templates, so its values do not depend on anything else. A variable of one host concerns others,
 too, if a role may read it there: by `hostvars`, in a task that runs once for all, or in a plugin. These are the shared
-names of role_variables.py. Clusters with Kubernetes, whose plugins make names of variables as they run, have no inputs.
+names of role_variables.py. Archives of images (role kubernetes_node) are too large to be read: their size and time of
+change count.
 """
 
 import hashlib
@@ -27,6 +28,7 @@ LIMIT = 64 << 20  # bytes of the cluster's directory
 _FILES = 5000
 _IGNORED = (home.STATE, ".git", "__pycache__")
 _VARIABLES = ("group_vars", "host_vars")
+_ARCHIVES = "kubernetes_node_images_directory"
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -37,7 +39,7 @@ class HostInputs:
     variables: Mapping[str, str]
     """Its own variables by name; of shared names, the values of all hosts."""
     rest: str
-    """The hosts and groups, how they are reached, the other files of the directory, and clusterctl."""
+    """The hosts and groups, how they are reached, archives of images, other files of the directory, and clusterctl."""
     copy: str = ""
     """The directory and its vault password (role base); empty for a worker."""
 
@@ -71,6 +73,7 @@ def of(inventory: Inventory) -> Inputs | None:
             concerns_all = () if name.parts == (home.KNOWN_HOSTS,) else (rest,)
             for digest in (everything, *((variables,) if name.parts[0] in structure else concerns_all)):
                 digest.update(b"%d %s %d\n%s" % (len(os.fsencode(name)), os.fsencode(name), len(data), data))
+        rest.update(_json(_archives(inventory)))
         tree = yaml.load(files.read(inventory.path, LIMIT), Loader=_Loader)  # noqa: S506 - a safe loader
         vault = secrets.vault_password_file(inventory.directory).read_bytes()
     except (OSError, files.UnfitError, metadata.PackageNotFoundError, yaml.YAMLError, InputError):
@@ -99,6 +102,13 @@ def _chosen(inventory: Inventory, is_chosen: Callable[[str], bool]) -> dict[str,
             if is_chosen(name):
                 found.setdefault(name, {})[host.name] = value
     return found
+
+
+def _archives(inventory: Inventory) -> list[tuple[str, int, int]]:
+    """Return path, size and time of change of each file in the directories of image archives. Raises OSError."""
+    folders = {str(host.variables[_ARCHIVES]) for host in inventory.hosts if host.variables.get(_ARCHIVES)}
+    found = [(path, path.stat()) for folder in sorted(folders) for path in sorted(Path(folder).iterdir())]
+    return [(str(path), known.st_size, known.st_mtime_ns) for path, known in found]
 
 
 def _parts(variables: Mapping[str, Any]) -> dict[str, Any]:

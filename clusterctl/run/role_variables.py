@@ -1,9 +1,9 @@
 """Which variables roles read, by their text: `shared_names` of another host, and `readers`, the roles by variable.
 
 A role may read each word of its tasks, templates and variables, of what roles define under these words, and of the
-lookups that it uses. A name that only looks like a variable costs a role that was not necessary; one that is missed
-would be a change that is not applied, so tests/systems/test_inputs.py renders the roles of a cluster of Slurm with
-other values, and compares. Kubernetes's plugins make names of variables as they run, so this is not for its clusters.
+lookups and filters that it uses. A name that only looks like a variable costs a role that was not necessary; one that
+is missed would be a change that is not applied, so tests/systems/test_inputs.py renders the roles of clusters with
+other values, and compares.
 """
 
 import ast
@@ -34,6 +34,8 @@ _OF_ALL_ROLES = {
 _NAMES_OF_ALL_ROLES = {"role_packages": re.compile(r"__\w+_(packages|early_repositories|images)")}
 PARTS: Mapping[str, tuple[str, str]] = {"__base_user_ids": ("users_accounts", "users_accounts:uids")}
 """By a name that roles define: the variable of which it reads only a part, and the name of that part (inputs.py)."""
+_KNOWN_WITHOUT = {"__gpu_config_layouts"}
+"""Results that their role, if it changes nothing, has as they are recorded: each contact records the MIG layouts."""
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -52,7 +54,7 @@ def shared_names(content: Path) -> frozenset[str]:
 @cache
 def _words(content: Path) -> Mapping[str, frozenset[str]]:
     """Return the words that each role of the bootstrap may read, with those of other roles whose results it needs."""
-    definitions, sources = _definitions(content), dict[str, str]()
+    definitions, sources = _definitions(content), _filters(content)
     for path in content.glob("plugins/lookup/*.py"):
         text = path.read_text(encoding="utf-8")
         others = [
@@ -66,6 +68,18 @@ def _words(content: Path) -> Mapping[str, frozenset[str]]:
     roles = {role for play in bootstrap_plays.load(content) for role in play.roles}
     texts = {role: _text(content / "roles" / role) for role in roles}
     return {role: frozenset(_defined(_WORD.findall(text), {**definitions, **sources})) for role, text in texts.items()}
+
+
+def _filters(content: Path) -> dict[str, str]:
+    """Return the text of each filter by its name: it may get all variables of a host."""
+    found = dict[str, str]()
+    for path in content.glob("plugins/filter/*.py"):
+        text = "\n".join([path.read_text(encoding="utf-8"), *_imported(path)])
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.FunctionDef) and node.name == "filters":
+                names = (key for one in ast.walk(node) if isinstance(one, ast.Dict) for key in one.keys)
+                found |= {str(name.value): text for name in names if isinstance(name, ast.Constant)}
+    return found
 
 
 def readers(content: Path, names: Collection[str], present: Collection[str], also: Collection[str] = ()) -> set[str]:
@@ -157,7 +171,8 @@ def _results(content: Path) -> Mapping[str, frozenset[str]]:
     for role in _words(content):
         tasks = list(_tasks(content / "roles" / role))
         facts = (name for task in tasks for name in task.get("ansible.builtin.set_fact", ()))
-        found[role] = frozenset([*(task["register"] for task in tasks if "register" in task), *facts])
+        results = [*(task["register"] for task in tasks if "register" in task), *facts]
+        found[role] = frozenset(results) - _KNOWN_WITHOUT
     return found
 
 

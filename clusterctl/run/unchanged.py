@@ -7,7 +7,7 @@ A node is left out if all of these hold:
 - the node's own state is as it was before and after that bootstrap, which changed nothing there, by the digests of
   probe/state.py; and it still works
 - nothing on the node differs from its records
-- it is a worker to which Slurm gives jobs, and nothing keeps it out of service; or all workers are left out
+- it is a worker to which Slurm gives jobs or Kubernetes pods, and nothing keeps it out of service; or all are left out
 - Prometheus reaches all of its exporters
 - each of its roles is one of PROVEN: all that it can change is in this state, and it leaves nothing for a later run
 
@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING
 
 from clusterctl.ansible import outcome
 from clusterctl.inventory import bootstrap_plays
-from clusterctl.inventory.model import Host, Inventory
-from clusterctl.inventory.schedulers import KUBERNETES, SLURM
+from clusterctl.inventory.model import Host
+from clusterctl.inventory.schedulers import SLURM
 from clusterctl.run import inputs, proofs, pruning, role_variables, scheduler
 from clusterctl.run.context import BASE_OF_HEADS, Site
 from clusterctl.run.inputs import HostInputs, Inputs
@@ -53,11 +53,24 @@ PROVEN: Mapping[str, str] = {
     "containers": "node_state",
     "dcgm_exporter": "reads the GPUs",
     "docker": "its group is in the digest",
+    "elasticsearch": "node_state",
     "enroot": "node_state",
     "filebeat": "node_state",
+    "gpu_config": "the settings of the GPUs are in the digest, and what differs from them",
     "gpu_health": "node_state",
     "grafana": "node_state",
+    "kibana": "node_state",
+    "kubernetes_exporter": "node_state; its objects are in the digest of a head",
+    "kubernetes_gpu": "node_state; its objects are in the digest of a head",
+    "kubernetes_head": "what kubeadm keeps, and the cluster's objects, are in the digest",
+    "kubernetes_network": "node_state; its objects are in the digest of a head",
+    "kubernetes_node": "the images of archives are in the digest",
+    "kubernetes_quota": "its objects are in the digest of a head",
+    "kubernetes_storage": "node_state; its objects are in the digest of a head",
+    "kubernetes_worker": "what kubeadm keeps, and the node in Kubernetes' API, are in the digest",
     "landing_page": "node_state",
+    "logging": "what the search engine lacks is in the digest",
+    "logstash": "node_state",
     "mpi": "node_state",
     "munge": "node_state; the key is replaced by plays of their own",
     "mysqld_exporter": "node_state",
@@ -89,7 +102,12 @@ SEPARATE: Mapping[str, str] = {
     "filebeat": "reads logs",
     "gpu_health": "a timer and role verify run its program",
     "grafana": _METRICS,
+    "kibana": "shows logs",
+    "kubernetes_exporter": _METRICS,
+    "kubernetes_quota": "its objects limit pods of users",
     "landing_page": _METRICS,
+    "logging": "users and pipelines of the search engine, of which the other roles have copies from the same secrets",
+    "logstash": "receives logs",
     "mpi": "users run its programs",
     "mysqld_exporter": _METRICS,
     "node_exporter": _METRICS,
@@ -108,8 +126,15 @@ FOLLOWERS: Mapping[str, set[str]] = {
 }
 """By SEPARATE role: the roles that look at what it changes."""
 
-_PARTS_OF: Mapping[str, set[str]] = {"users": {"accounts", "accounting"}}
+_PARTS_OF: Mapping[str, set[str]] = {
+    "kubernetes_exporter": {"objects"},
+    "kubernetes_quota": {"objects"},
+    "logging": {"logs"},
+    "users": {"accounts", "accounting"},
+}
 """Parts of the state that roles can change, besides their records, and packages if they report that."""
+_OF_ALL_HEADS = frozenset(["objects"])
+"""Parts that are the same on all heads, and are changed from one of them."""
 
 _VERIFY = "verify"
 NAMES = {BASE_OF_HEADS: "base on the head"}
@@ -150,23 +175,18 @@ class _Due:
 
 def candidates(site: Site) -> dict[str, frozenset[str]]:
     """Return the hosts of which it may be known what they have to do, before they are contacted, with these roles."""
-    known = proofs.load(site.state) if _is_possible(site.inventory) else {}
+    known = proofs.load(site.state)
     now = inputs.of(site.inventory) if known else None
     if now is None:
         return {}
-    hosts = [host for host in site.hosts if host.name in known and can_be_proven(site.inventory, host)]
+    hosts = [host for host in site.hosts if host.name in known and can_be_proven(host)]
     due = {host.name: _due(host, known[host.name], now.hosts[host.name]).roles for host in hosts}
     return {name: roles for name, roles in due.items() if roles is not None}
 
 
-def _is_possible(inventory: Inventory) -> bool:
-    """Return whether hosts of an inventory can be proven: Slurm's controller knows which serve; see inputs.py."""
-    return SLURM in inventory.schedulers and KUBERNETES not in inventory.schedulers
-
-
-def can_be_proven(inventory: Inventory, host: Host) -> bool:
-    """Return whether a proof has all that a bootstrap can change on a host: a host of Slurm with PROVEN roles."""
-    return _is_possible(inventory) and _roles(host) <= PROVEN.keys()
+def can_be_proven(host: Host) -> bool:
+    """Return whether a proof has all that a bootstrap can change on a host."""
+    return _roles(host) <= PROVEN.keys()
 
 
 def _roles(host: Host) -> set[str]:
@@ -227,7 +247,7 @@ def _trouble(site: Site, host: Host, proof: Proof, unreached: set[str] | None, s
     """Return why all roles of a host are played, by how it works; empty if it does."""
     facts = site.facts[host.name]
     possible = {
-        "munge, the firewall, a GPU or a head's database does not work": facts.state is None,
+        "a test of its services or GPUs fails": facts.state is None,
         "the node has changed": facts.state != proof.state,
         "it is not known what differs from its records": not is_compared(facts),
         "it is unknown which nodes Prometheus reaches": unreached is None,
@@ -291,6 +311,8 @@ def _in_service(site: Site) -> set[str]:
     """Return the nodes that Slurm gives jobs; none if its controller does not answer."""
     from clusterctl.slurm.client import SlurmController  # its libraries are slow to load
 
+    if SLURM not in site.inventory.schedulers:
+        return set()
     with suppress(HeadFailed), SlurmController.connect(scheduler.head_of(site.inventory, SLURM), site.access) as head:
         return head.in_service()
     return set()
@@ -326,7 +348,7 @@ def prove(run: Run) -> None:
         for host in site.hosts
         if host.name in results and results[host.name].status == "ok" and host.name not in noted
         and _are_separate(changed_roles(results[host.name]))
-        and host.name in site.facts and can_be_proven(site.inventory, host)
+        and host.name in site.facts and can_be_proven(host)
     ]  # fmt: skip
     if not good:
         return
@@ -336,9 +358,10 @@ def prove(run: Run) -> None:
         answers = remote.each(good, lambda host: contact.ask(host, site.access, options), site.options.forks)
         remote.forget_gateways()
         at, found = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", {}
+        shared = _OF_ALL_HEADS.intersection(part for one in results.values() for part in _changeable(one))
         for name, answer in answers.items():
             roles, before, after = changed_roles(results[name]) or set(), site.facts[name].state, answer.facts
-            possible = _changeable(results[name])
+            possible = _changeable(results[name]) | shared
             if after and is_as_recorded(after) and _differing(before, after.state) <= possible:
                 notes = tuple(note for note, names in run.ledger.notes.items() if name in names)
                 found[name] = Proof(now.hosts[name], after.state or {}, at, notes, tuple(sorted(roles)))

@@ -42,13 +42,13 @@ _raw:
 """
 
 SHARED = (
-    "api_address",
-    "api_port",
-    "image_registry",
-    "pod_network",
-    "service_domain",
-    "service_network",
-    "version",
+    "kubernetes_node_api_address",
+    "kubernetes_node_api_port",
+    "kubernetes_node_image_registry",
+    "kubernetes_node_pod_network",
+    "kubernetes_node_service_domain",
+    "kubernetes_node_service_network",
+    "kubernetes_node_version",
 )
 
 # Kubernetes' own, then those of the roles' parts, whose pods are privileged.
@@ -78,8 +78,7 @@ class LookupModule(LookupBase):
         heads = list(known.get("groups", {}).get("kubernetes_head", ()))
         of_head: Mapping[str, Any] = known["hostvars"][heads[0]] if heads else {}
         defaults = schema.load().defaults
-        names = {key: f"kubernetes_node_{key}" for key in SHARED}
-        found = {key: of_head.get(name, defaults[name]) for key, name in names.items()}
+        found = {name.removeprefix("kubernetes_node_"): of_head.get(name, defaults[name]) for name in SHARED}
         reader = lookup_loader.get("node_ip", loader=self._loader, templar=self._templar)
         addresses = [one for one in reader.run(heads, variables=known) if one] if heads else []
         domain = str(of_head.get("cluster_domain", ""))

@@ -1,13 +1,16 @@
 """No role reads a variable that run/role_variables.py does not find in its text."""
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible.errors import AnsibleError
 
 from clusterctl.inventory import bootstrap_plays, schema
 from clusterctl.run import inputs, role_variables, unchanged
-from tests.systems.rendering import CONTENT, Cluster, a_cluster, roles_of
+from tests.systems.rendering import CONTENT, SCHEDULERS, Cluster, Role, a_cluster, roles_of, roles_with, tasks, trusted
 
 SYSTEM = "debian-13"
 OTHER = "of-another-host"
@@ -15,62 +18,99 @@ _KNOWN: Any = schema.load()
 OWN = {*_KNOWN.variables} - role_variables.shared_names(CONTENT)
 
 
-def outcome(cluster: Cluster, host: str) -> dict[str, str]:
-    """Return by role what it gives node_state on a host, with the content of its files; or why it cannot."""
-    return {path.name: of_role(cluster, host, path.name) for path in roles_of("slurm")}
+MODULES = {path.stem for path in CONTENT.glob("plugins/modules/*.py")} - {"node_state"}
+SEEN = {"authority": "a", "missing": [], "registered": ["gpu01", "head1"], "version": "1.36.3"}
+"""What module kubernetes_nodes has returned."""
+WITHOUT = "without arguments: "
+"""Of a task that needs what earlier ones have returned on the node."""
+
+
+def outcome(cluster: Cluster, host: str, scheduler: str = "slurm") -> dict[str, str]:
+    """Return by role what it gives clusterctl's modules on a host, with the content of its files; or why it cannot."""
+    return {path.name: of_role(cluster, host, path.name) for path in roles_of(scheduler)}
 
 
 def of_role(cluster: Cluster, host: str, name: str) -> str:
-    role = cluster.role(name, host)
+    role = cluster.role(name, host, __kubernetes_worker_cluster=SEEN)
     try:
         calls = [call for _, call in role.calls()]
-        contents = [role.content(item) for call in calls for item in call.get("files", [])]
+        contents: list[Any] = [role.content(item) for call in calls for item in call.get("files", [])]
+        contents += [given for file in sorted((role.path / "tasks").glob("*.yml")) for given in of_modules(role, file)]
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return f"{calls} {contents}"
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of one cluster for all tests, as its path is in what a role writes."""
-    return tmp_path_factory.mktemp("cluster")
+def of_modules(role: Role, file: Path) -> Iterator[Any]:
+    """Yield the arguments of clusterctl's other modules in a file of tasks, and Kubernetes' objects; or WITHOUT."""
+    for task in tasks(file):
+        for module in MODULES & task.keys():
+            role.variables.update(trusted(task.get("vars", {})))
+            try:
+                given = role.arguments(task[module] or {})
+            except AnsibleError:
+                yield WITHOUT + task["name"]
+                continue
+            yield given
+            if module == "kubernetes_objects":
+                yield from (role.render(role.path / "templates" / name) for name in given.get("templates", []))
 
 
 @pytest.fixture(scope="module")
-def before(directory: Path) -> dict[str, dict[str, str]]:
-    cluster = a_cluster(directory, SYSTEM)
-    return {host: outcome(cluster, host) for host in cluster.hosts}
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """By scheduler, of one cluster for all tests, as its path is in what a role writes."""
+    return {scheduler: tmp_path_factory.mktemp(scheduler) for scheduler in SCHEDULERS}
+
+
+@pytest.fixture(scope="module")
+def before(directories: dict[str, Path]) -> dict[str, dict[str, dict[str, str]]]:
+    found = {}
+    for scheduler, directory in directories.items():
+        cluster = a_cluster(directory, SYSTEM, scheduler)
+        found[scheduler] = {host: outcome(cluster, host, scheduler) for host in cluster.hosts}
+    return found
 
 
 @pytest.mark.proves("bootstrap", "No role reads a variable of another host that would not play its own.")
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize(("host", "reader"), [("gpu01", "head1"), ("head1", "gpu01")])
 def test_own_variables__of_another_host__are_not_read(
-    directory: Path, before: dict[str, dict[str, str]], host: str, reader: str
+    directories: dict[str, Path],
+    before: dict[str, dict[str, dict[str, str]]],
+    host: str,
+    reader: str,
+    scheduler: str,
 ) -> None:
     assert len(OWN) > 200
-    cluster = Cluster(directory / "inventory.yaml", SYSTEM)
+    cluster = Cluster(directories[scheduler] / "inventory.yaml", SYSTEM)
     cluster.set(host, **dict.fromkeys(OWN, OTHER))
-    assert outcome(cluster, reader) == before[reader]
-    assert OTHER in str(outcome(cluster, host)), "the values have reached their own host"
+    assert outcome(cluster, reader, scheduler) == before[scheduler][reader]
+    assert OTHER in str(outcome(cluster, host, scheduler)), "the values have reached their own host"
 
 
 IN_PLAYS = {role for play in bootstrap_plays.load(CONTENT) for role in play.roles}
-PLAYED = [path.name for path in roles_of("slurm") if path.name in IN_PLAYS]
+PLAYED = {scheduler: {path.name for path in roles_of(scheduler)} & IN_PLAYS for scheduler in SCHEDULERS}
+OF_KUBERNETES = sorted({path.name for path in roles_with("kubernetes")} & IN_PLAYS)
 
 
 @pytest.mark.proves("bootstrap", "No role reads a variable whose change would not play it.")
 @pytest.mark.parametrize(
-    ("system", "name"),
-    [*((SYSTEM, name) for name in PLAYED), *(("rocky-9", name) for name in sorted(unchanged.SEPARATE))],
+    ("system", "scheduler", "name"),
+    [
+        *((SYSTEM, "slurm", name) for name in sorted(PLAYED["slurm"])),
+        *((SYSTEM, "kubernetes", name) for name in OF_KUBERNETES),
+        *(("rocky-9", "slurm", name) for name in sorted(PLAYED["slurm"] & unchanged.SEPARATE.keys())),
+        *(("rocky-9", "kubernetes", name) for name in sorted({*OF_KUBERNETES} & unchanged.SEPARATE.keys())),
+    ],
 )
 def test_variables_that_a_role_does_not_read__of_all_hosts__change_nothing(
-    tmp_path: Path, system: str, name: str
+    tmp_path: Path, system: str, scheduler: str, name: str
 ) -> None:
     """Among the roles of a cluster that has them all, each alone: others fail with such values."""
     known = [one for one in _KNOWN.variables if not one.startswith("ansible_")]
-    unread = [one for one in known if name not in role_variables.readers(CONTENT, [one], {*PLAYED})]
+    unread = [one for one in known if name not in role_variables.readers(CONTENT, [one], PLAYED[scheduler])]
     assert len(unread) > 50
-    cluster = a_cluster(tmp_path, system)
+    cluster = a_cluster(tmp_path, system, scheduler)
     before = {host: of_role(cluster, host, name) for host in cluster.hosts}
     for host in cluster.hosts:
         cluster.set(host, **dict.fromkeys(unread, OTHER))
@@ -105,18 +145,32 @@ def test_part__of_the_accounts__differs_if_what_base_makes_of_them_does(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("host", "reader", "name", "value"),
-    [("gpu01", "head1", "cluster_address", "10.9.9.9"), ("head1", "gpu01", "slurm_head_health_port", 9999)],
+    ("scheduler", "host", "reader", "name", "value"),
+    [
+        ("slurm", "gpu01", "head1", "cluster_address", "10.9.9.9"),
+        ("slurm", "head1", "gpu01", "slurm_head_health_port", 9999),
+        ("kubernetes", "head1", "gpu01", "kubernetes_node_service_domain", "other.example"),
+        ("kubernetes", "gpu01", "head1", "kubernetes_gpu_time_slices", 3),
+    ],
 )
 def test_shared_variables__of_another_host__are_read(
-    directory: Path, before: dict[str, dict[str, str]], host: str, reader: str, name: str, value: object
+    directories: dict[str, Path],
+    before: dict[str, dict[str, dict[str, str]]],
+    scheduler: str,
+    host: str,
+    reader: str,
+    name: str,
+    value: object,
 ) -> None:
     """So the comparison sees it."""
-    cluster = Cluster(directory / "inventory.yaml", SYSTEM)
+    cluster = Cluster(directories[scheduler] / "inventory.yaml", SYSTEM)
     cluster.set(host, **{name: value})
-    assert outcome(cluster, reader) != before[reader]
+    assert outcome(cluster, reader, scheduler) != before[scheduler][reader]
 
 
-def test_outcomes__of_a_cluster__are_those_of_whole_roles(before: dict[str, dict[str, str]]) -> None:
-    failed = {name: text for roles in before.values() for name, text in roles.items() if not text.startswith("[")}
-    assert not failed
+def test_outcomes__of_a_cluster__are_those_of_whole_roles(before: dict[str, dict[str, dict[str, str]]]) -> None:
+    found = [text for hosts in before.values() for roles in hosts.values() for text in roles.values()]
+    assert not [text for text in found if not text.startswith("[")]
+    # Of the verb that exchanges the key, and the proof of the scheduler that the cluster does not have.
+    others = {"Schedule the exchange on", "Stage the new key", "Verify that a pod", "Verify that a user"}
+    assert {name for text in found for name in re.findall(f"{WITHOUT}(\\w+ \\w+ \\w+ \\w+)", text)} == others

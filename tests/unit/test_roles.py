@@ -180,6 +180,7 @@ def test_bootstrap__each_role__has_its_name_as_its_tag() -> None:
     """Role apply has those of the roles whose calls it applies, also of plays that leave theirs to it."""
     left: list[str] = []
     of_base: dict[str, list[str] | str] = {"slurm_head": ["base", "head_base"], "all": "early_base"}
+    of_base["kubernetes_head:kubernetes_workers:!_followers"] = ["base", "head_base"]
     for play in load(CONTENT / "playbooks/bootstrap.yml"):
         before, left = left, []
         for role in play.get("roles", ()):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 # In the order in which they need each other.
-_PARTS = ("common", "gpus", "machine", "packages", "services", "drift", "state", "prometheus", "main")
+_PARTS = ("common", "gpus", "machine", "packages", "services", "drift", "kubernetes", "state", "prometheus", "main")
 # Imports of other parts.
 _OWN = re.compile(r"^from clusterctl\.[^\n(]*(?:\([^)]*\)|[^\n]*)\n", re.MULTILINE)
 

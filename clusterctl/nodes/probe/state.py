@@ -11,6 +11,7 @@ import time
 from typing import Dict, List, Optional, Tuple
 
 from clusterctl.nodes.probe.common import Facts, read
+from clusterctl.nodes.probe.kubernetes import kubernetes_questions
 
 _ACCOUNTS = ("/etc/group", "/etc/passwd")
 # Their content is in the digests, as is that of the roles' records.
@@ -24,14 +25,20 @@ _CONTENTS = (
     "/proc/sys/kernel/unprivileged_userns_clone",
     "/proc/sys/user/max_user_namespaces",
     "/sys/fs/selinux/booleans/container_use_devices",
+    "/sys/fs/selinux/booleans/haproxy_connect_any",
     "/sys/fs/selinux/booleans/httpd_can_network_connect",
+    "/var/lib/clusterctl/kubernetes-images.json",
+    "/var/lib/clusterctl/kubernetes-worker.version",
 )
 _RECORDS = "/var/lib/clusterctl/state/*.json"
-# Of these, size and time of change are: passwords, the packages, modules that were built for the kernel, what NVIDIA's
-# own installer leaves, programs that are no packages, and plugins that were built for Slurm.
+# Of these, mode, size and time of change are: passwords, the packages, what kubeadm keeps, modules that were built for
+# the kernel, what NVIDIA's own installer leaves, programs that are no packages, and plugins that were built for Slurm.
 _PASSWORDS = "/etc/shadow"
 _PACKAGES = ("/usr/lib/sysimage/rpm/rpmdb.sqlite*", "/var/lib/dpkg/status", "/var/lib/rpm/rpmdb.sqlite*")
 _STATUS = (
+    "/etc/kubernetes/*.conf",
+    "/etc/kubernetes/clusterctl/*",
+    "/etc/kubernetes/pki/**",
     "/lib/modules/*/extra/**/*.ko*",
     "/lib/modules/*/updates/**/*.ko*",
     "/lib/modules/*/weak-updates/**/*.ko*",
@@ -41,7 +48,9 @@ _STATUS = (
     "/usr/local/lib/slurm/*",
 )
 _MODULES = r"(?m)^(nvidia\w*|nouveau|gdrdrv|ib_umad) "
-# The output of these is in the digests, where the file exists: what roles keep in the databases of a head.
+_ETCD = "/var/lib/etcd"  # its mode alone
+# The output of these is in the digests, where the file exists: what roles keep in the databases of a head, what the
+# search engine of the logs lacks, and how GPUs are configured.
 _OUTPUTS = (
     (
         "accounting",
@@ -59,6 +68,16 @@ _OUTPUTS = (
         " SELECT * FROM mysql.db ORDER BY user, host, db;"
         ' SELECT schema_name FROM information_schema.schemata ORDER BY 1"',
     ),
+    (
+        "gpus",
+        "/etc/clusterctl/gpu-config.json",
+        '/usr/local/sbin/gpu-config --check --given "$(cat /etc/clusterctl/gpu-config.json)"',
+    ),
+    (
+        "logs",
+        "/etc/clusterctl/log-store/configuration.json",
+        "/usr/local/sbin/log-store /etc/clusterctl/log-store/configuration.json apply --check",
+    ),
 )
 _FIT = 'python3 -c \'import json, sys; sys.exit(any(one["drains"] for one in json.load(sys.stdin)["findings"]))\''
 # What role verify tests on a node, where the program exists. GPU health is not reported to the head here.
@@ -73,18 +92,22 @@ _SECONDS = 20.0  # for all tests and outputs together
 def state(found: List[Facts], driver: Optional[str]) -> Optional[Dict[str, str]]:
     """Return the digests, in hexadecimal digits, of a node with these GPUs and this driver; None if it does not work.
 
-    They are of its `accounts`, those in Slurm (`accounting`), `database`, `packages`, `records`, and of the `machine`.
+    They are of its `accounts`, those in Slurm (`accounting`), `database`, `packages`, `records`, of the `machine`, its
+    configured `gpus`, of Kubernetes' `node`, `objects` and `images`, and of the `logs`.
     """
     try:
-        kept = [(part, command) for part, path, command in _OUTPUTS if os.path.exists(path)]
         tests = [command for path, command in _TESTS if os.path.exists(path)]
-        outputs = _outputs(tests + [command for _, command in kept])
+        questions = kubernetes_questions()
+        questions.update({part: (command, str) for part, path, command in _OUTPUTS if os.path.exists(path)})
+        outputs = _outputs(tests + [command for command, _ in questions.values()])
         if outputs is None:
             return None
         machine = [(path, _content(path)) for path in _CONTENTS]  # type: List[object]
         machine.extend(_statuses(_STATUS))
         machine.append([os.uname().release, os.uname().nodename])
         machine.append(sorted(re.findall(_MODULES, read("/proc/modules"))))
+        machine.append([line.split()[0] for line in read("/proc/swaps").splitlines()[1:]])
+        machine.append(os.stat(_ETCD).st_mode if os.path.exists(_ETCD) else None)
         machine.append(_mounts(read("/etc/fstab"), read("/proc/self/mounts")))
         # All devices with their drivers: a GPU that was added, removed or given to a virtual machine.
         devices = sorted(glob.glob("/sys/bus/pci/devices/*"))
@@ -98,8 +121,9 @@ def state(found: List[Facts], driver: Optional[str]) -> Optional[Dict[str, str]]
             "packages": _statuses(_PACKAGES),
             "records": [(path, _content(path)) for path in sorted(glob.glob(_RECORDS))],
         }  # type: Dict[str, object]
-        parts.update({part: outputs[len(tests) + number] for number, (part, _) in enumerate(kept)})
-    except (OSError, ValueError):
+        for number, (part, (_, content)) in enumerate(questions.items()):
+            parts[part] = content(outputs[len(tests) + number])
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     dumped = {part: json.dumps(content, sort_keys=True) for part, content in parts.items()}
     return {part: hashlib.sha256(text.encode()).hexdigest() for part, text in dumped.items()}
@@ -118,12 +142,12 @@ def _content(path: str) -> Optional[str]:
 
 
 def _status(path: str) -> Optional[List[int]]:
-    """Return size and time of change of what a path leads to; None if it leads nowhere, or is gone meanwhile."""
+    """Return mode, size and time of change of what a path leads to; None if it leads nowhere, or is gone meanwhile."""
     try:
         known = os.stat(path)
     except OSError:
         return None
-    return [known.st_size, known.st_mtime_ns]
+    return [known.st_mode, known.st_size, known.st_mtime_ns]
 
 
 def _mounts(table: str, mounted: str) -> List[List[str]]:
