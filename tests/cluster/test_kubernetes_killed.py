@@ -1,5 +1,6 @@
 """A first bootstrap of Kubernetes is killed, or its head fails: the same command again completes it."""
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from tests.cluster.kubernetes import BUSYBOX, RECIPES, Kubernetes, pod, tokens
 from tests.cluster.lab import fresh_as
 from tests.faults.injury import fails
-from tests.faults.test_killed import check, renew
+from tests.faults.test_killed import Site, check, five_kills, new_seed, renew
 from tests.faults.test_killed import undisturbed as undisturbed  # a fixture
 from tests.manifests import differences
 
@@ -63,3 +64,49 @@ def test_first_bootstrap__head_fails__workers_wait_for_it(
         line for line in found if line.startswith("/head1/files//var/lib/clusterctl/state/base.json:")
     ]
     assert [line for line in found if not line.startswith("/head1/")] == []
+
+
+OBJECTS = (
+    ("clusterrole", "flannel"),
+    ("storageclass", "local"),
+    ("configmap", "kube-flannel-cfg", "--namespace=kube-flannel"),
+)
+
+
+class Changes(Site):
+    """What an operator changes in a cluster of Kubernetes: variables, an object and a label by hand."""
+
+    changes = ("zone", "user", "team", "label", "slices", "object", "label by hand", "file")
+    lab: Kubernetes
+
+    def make(self, what: str, *, pick: bool) -> None:
+        match what:
+            case "team":  # of a role that is played alone
+                self.of_all["kubernetes_quota_teams"] = {"vision": {"quota": {"pods": "7" if pick else "9"}}}
+            case "label":
+                self.of_one["kubernetes_worker_labels"] = {"rack": "r1" if pick else "r2"}
+            case "slices":
+                self.of_all["kubernetes_gpu_time_slices"] = 2 if pick else 1
+            case "object":
+                self.lab.kubectl("delete", "--ignore-not-found", *self.chance.choice(OBJECTS))
+            case "label by hand":
+                self.lab.kubectl("label", "node", "gpu01", "clusterctl/gpu-count-")
+            case "file":
+                self.lab.root(self.chance.choice(self.lab.nodes), "echo '# mine' >> /etc/chrony/chrony.conf")
+            case _:
+                super().make(what, pick=pick)
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Changes]:
+    """A finished cluster of one head and one worker, for changes."""
+    with fresh_as(Kubernetes, "kubernetes-changes", workers=1) as lab:
+        made = Changes(lab, random.Random(new_seed()))  # noqa: S311 - when, not what
+        lab.run("bootstrap")
+        yield made
+
+
+@pytest.mark.proves("faults", "Kills of runs on Kubernetes make no later one leave out what was not done.")
+@pytest.mark.parametrize("part", range(4))
+def test_five_kills_between_changes(site: Changes, part: int) -> None:
+    five_kills(site)

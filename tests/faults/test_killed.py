@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -89,12 +89,12 @@ def test_three_kills(lab: TestLab, undisturbed: tuple[dict[str, Any], float]) ->
 @pytest.mark.parametrize("nodes", ["first", "second", "third"])
 def test_ten_kills(lab: TestLab, undisturbed: tuple[dict[str, Any], float], nodes: str) -> None:
     """Ten for each of three sets of new nodes, others each time; KILLS_SEED=N makes the choices of a seed again."""
-    check(lab, undisturbed, kills=10, seed=int(os.environ.get("KILLS_SEED") or random.SystemRandom().randrange(10**6)))
+    check(lab, undisturbed, kills=10, seed=new_seed())
 
 
 def check(lab: TestLab, undisturbed: tuple[dict[str, Any], float], kills: int, seed: int) -> None:
     expected, seconds = undisturbed
-    print(f"seed {seed}; a run takes {seconds:.1f} s")
+    print(f"a run takes {seconds:.1f} s")
     after = built_by_killed_runs(lab, kills, seconds, random.Random(seed))  # noqa: S311 - when, not what
     assert differences(expected, after) == []
 
@@ -107,6 +107,8 @@ EDITED = ("/etc/chrony/chrony.conf", "/etc/default/munge", "/etc/default/prometh
 
 class Site:
     """What an operator changes between the runs of one cluster: variables of all nodes, of one, and a file by hand."""
+
+    changes: ClassVar[tuple[str, ...]] = ("zone", "zone of one", "user", "Slurm", "port", "file")
 
     def __init__(self, lab: TestLab, chance: random.Random) -> None:
         self.lab, self.chance = lab, chance
@@ -125,13 +127,17 @@ class Site:
 
     def change(self) -> str:
         """Change one thing at random, or back again; return what."""
-        zone, pick = self.chance.choice(ZONES), self.chance.random() < 0.5
-        what = self.chance.choice(("zone", "zone of one", "user", "Slurm", "port", "file"))
+        what: str = self.chance.choice(self.changes)
+        self.make(what, pick=self.chance.random() < 0.5)
+        self.write()
+        return what
+
+    def make(self, what: str, *, pick: bool) -> None:
         match what:
             case "zone":
-                self.of_all["cluster_timezone"] = zone
+                self.of_all["cluster_timezone"] = self.chance.choice(ZONES)
             case "zone of one":
-                self.of_one["cluster_timezone"] = zone
+                self.of_one["cluster_timezone"] = self.chance.choice(ZONES)
             case "user":
                 self.of_all["users_accounts"] = [ALICE, DAVE] if pick else [ALICE]
             case "Slurm":  # of a role that others depend on
@@ -140,8 +146,6 @@ class Site:
                 self.of_all["node_exporter_port"] = 9190 if pick else 9100
             case "file":
                 self.lab.root(self.chance.choice(self.lab.nodes), f"echo '# mine' >> {self.chance.choice(EDITED)}")
-        self.write()
-        return what
 
 
 def nothing_left(lab: TestLab, done: dict[str, Any]) -> None:
@@ -151,13 +155,18 @@ def nothing_left(lab: TestLab, done: dict[str, Any]) -> None:
     assert (left, sorted(hosts)) == ({}, sorted(lab.nodes)), f"left out: {done['unchanged']}, {done['only_roles']}"
 
 
+def new_seed() -> int:
+    """Return KILLS_SEED, or another number each time, and print it."""
+    seed = int(os.environ.get("KILLS_SEED") or random.SystemRandom().randrange(10**6))
+    print(f"seed {seed}")
+    return seed
+
+
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
     """A finished cluster of one head and one worker, for changes."""
-    seed = int(os.environ.get("KILLS_SEED") or random.SystemRandom().randrange(10**6))
-    print(f"seed {seed}")
     with fresh("killed-changes", workers=1) as lab:
-        made = Site(lab, random.Random(seed))  # noqa: S311 - when, not what
+        made = Site(lab, random.Random(new_seed()))  # noqa: S311 - when, not what
         lab.run("bootstrap")
         yield made
 
@@ -166,9 +175,13 @@ def site() -> Iterator[Site]:
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(20))
 def test_five_kills_between_changes(site: Site, part: int) -> None:
-    """A cluster with proofs is changed, and the run is killed, up to five times; then one run has to do all of it.
+    five_kills(site)
 
-    `plan bootstrap --full` plays all roles, so it finds what that run has left out wrongly. KILLS_SEED as above.
+
+def five_kills(site: Site) -> None:
+    """Change a cluster with proofs, and kill the run, up to five times; then one run has to do all of it.
+
+    `plan bootstrap --full` plays all roles, so it finds what that run has left out wrongly.
     """
     kills = 0
     while kills < 5:
