@@ -1,7 +1,34 @@
-"""The address in the cluster of a host that the inventory has by its name."""
+"""Addresses and networks, and the address in the cluster of a host that the inventory has by its name.
 
-from collections.abc import Iterable, Sequence
+Lookups import this, so a role may read each variable that is named here: run/role_variables.py.
+"""
+
+import ipaddress
+from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import IPv4Interface, IPv4Network, ip_interface, ip_network
+
+POD_NETWORK, SERVICE_NETWORK = "kubernetes_node_pod_network", "kubernetes_node_service_network"
+API_ADDRESS = "kubernetes_node_api_address"
+BESIDE = (POD_NETWORK, SERVICE_NETWORK, API_ADDRESS)
+"""Variables with what may be on a node's interfaces besides its own addresses."""
+
+
+def is_ip(text: str) -> bool:
+    """Return whether `text` is an IPv4 or IPv6 address without a zone."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return "%" not in text
+
+
+def is_network(text: str) -> bool:
+    """Return whether `text` is an IPv4 or IPv6 network in CIDR notation, without host bits."""
+    try:
+        ipaddress.ip_network(text)
+    except ValueError:
+        return False
+    return "/" in text and "%" not in text
 
 
 def candidates(nics: Iterable[Sequence[str]], networks: Sequence[str], without: Sequence[str] = ()) -> list[str]:
@@ -33,3 +60,13 @@ def _first(nic: Iterable[IPv4Interface]) -> list[IPv4Interface]:
         if not any(one.ip in first.network for first in found):
             found.append(one)
     return found
+
+
+def of_kubernetes(nics: Sequence[Sequence[str]], networks: Sequence[str], beside: Mapping[str, object]) -> list[str]:
+    """Return the addresses that a node of Kubernetes may have in the cluster; `beside` are values of BESIDE.
+
+    The API's address moves between heads, and is a single head's own one.
+    """
+    pods = [str(beside[name]) for name in (POD_NETWORK, SERVICE_NETWORK) if is_network(str(beside[name]))]
+    api = [str(beside[API_ADDRESS])] if is_ip(str(beside[API_ADDRESS])) else []
+    return candidates(nics, networks, [*pods, *api]) or candidates(nics, networks, pods)

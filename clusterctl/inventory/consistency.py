@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from clusterctl.inventory import alerting, kubernetes_consistency, metrics, rules
+from clusterctl.inventory import addresses, alerting, kubernetes_consistency, metrics, rules
 from clusterctl.inventory.document import Node, shown
 from clusterctl.inventory.reading import HostDraft, Reading
 from clusterctl.inventory.schedulers import KINDS, SLURM, of_groups
@@ -321,7 +321,7 @@ def _required(reading: Reading) -> None:
 def _address(value: object) -> str:
     """Return the canonical form of an address."""
     text = str(value)
-    return str(ipaddress.ip_address(text)) if rules.is_ip(text) else text.lower()
+    return str(ipaddress.ip_address(text)) if addresses.is_ip(text) else text.lower()
 
 
 # --- files in variables ---------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.resolver import VersionedResolver
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString, ScalarString
 
-from clusterctl.inventory import document, hostrange, rules
+from clusterctl.inventory import addresses, document, hostrange, rules
 from clusterctl.inventory.document import shown
 from clusterctl.inventory.schedulers import KINDS, SLURM
 from clusterctl.util.errors import InputError, Problem
@@ -85,7 +85,7 @@ def _check(group: str, hosts: Mapping[str, str | None]) -> None:
         if not hostrange.is_host_name(name):
             expected = "expected a short name of lower-case letters, digits and hyphens"
             problems.append(Problem(None, shown(name), "bad host name", expected))
-        if address is not None and not (rules.is_ip(address) or rules.is_domain(address)):
+        if address is not None and not (addresses.is_ip(address) or rules.is_domain(address)):
             message = f'bad address, got "{shown(address)}", expected an IP address or a host name'
             problems.append(Problem(None, shown(name), message))
     if problems:

@@ -4,7 +4,7 @@ import itertools
 import re
 from collections.abc import Collection, Sequence
 
-from clusterctl.inventory import rules
+from clusterctl.inventory import addresses, rules
 from clusterctl.inventory.document import shown
 
 MAX_HOSTS = 5000
@@ -82,7 +82,7 @@ def is_host_name(name: str) -> bool:
 def hint(pattern: str) -> str:
     """Return a suggestion for a pattern that `expand` refuses."""
     lower = pattern.lower()
-    if rules.is_ip(pattern):
+    if addresses.is_ip(pattern):
         return f"name the host and give its address: gpu01: {{ansible_host: {pattern}}}"
     if "." in pattern and rules.is_domain(pattern) and is_host_name(lower.split(".")[0]):
         return f"write {lower.split('.')[0]}: {{ansible_host: {pattern}}}"

@@ -1,18 +1,18 @@
 """Check the Kubernetes part of an inventory: heads, networks, the address of the API, versions, labels."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Address, IPv4Network, ip_address, ip_network
 
-from clusterctl.inventory import addresses, rules
+from clusterctl.inventory import addresses
+from clusterctl.inventory.addresses import API_ADDRESS, POD_NETWORK, SERVICE_NETWORK
 from clusterctl.inventory.document import Node, shown
 from clusterctl.inventory.reading import HostDraft, Reading
 from clusterctl.inventory.schedulers import KUBERNETES
 from clusterctl.util.errors import Position
 from clusterctl.util.text import plural
 
-POD_NETWORK, SERVICE_NETWORK = "kubernetes_node_pod_network", "kubernetes_node_service_network"
-API_ADDRESS, VERSION = "kubernetes_node_api_address", "kubernetes_node_version"
+VERSION = "kubernetes_node_version"
 STORAGE, EXPORT = "kubernetes_storage_class", "kubernetes_storage_nfs_export"
 KEEPALIVED, HAPROXY = "kubernetes_head_keepalived", "kubernetes_head_haproxy"
 API_NAME = "kubernetes-api"  # the API's name in the cluster's domain
@@ -25,8 +25,6 @@ SHARED = (
     "kubernetes_node_image_registry",
 )
 """Variables with one value in the whole cluster: kubeadm writes them into certificates and into each node's files."""
-BESIDE = (POD_NETWORK, SERVICE_NETWORK, API_ADDRESS)
-"""Variables with what may be on a node's interfaces besides its own addresses."""
 # The controller manager gives each node a network of this size, and kubeadm accepts only these sizes of the whole
 # (defaultNodeMaskCIDRIPv4, PodSubnetNodeMaskMaxDiff and MaximumBitsForServiceSubnet of cmd/kubeadm/app; the tenth
 # address of the service network is the DNS service's).
@@ -52,16 +50,6 @@ def check(reading: Reading) -> None:
         _haproxy(reading)
         _storage(reading)
         _versions(reading)
-
-
-def candidates(nics: Sequence[Sequence[str]], networks: Sequence[str], beside: Mapping[str, object]) -> list[str]:
-    """Return the addresses that a node may have in the cluster, see addresses.py; `beside` are values of BESIDE.
-
-    The API's address moves between heads, and is a single head's own one.
-    """
-    pods = [str(beside[name]) for name in (POD_NETWORK, SERVICE_NETWORK) if rules.is_network(str(beside[name]))]
-    api = [str(beside[API_ADDRESS])] if rules.is_ip(str(beside[API_ADDRESS])) else []
-    return addresses.candidates(nics, networks, [*pods, *api]) or addresses.candidates(nics, networks, pods)
 
 
 def _members(reading: Reading, *groups: str) -> list[HostDraft]:
@@ -123,7 +111,7 @@ def _networks(reading: Reading, members: Sequence[HostDraft]) -> None:
     networks: dict[str, IPv4Network] = {}
     for name in (POD_NETWORK, SERVICE_NETWORK):
         at, text = _place(reading, members[0], name), _value(reading, members[0], name)
-        if not isinstance(text, str) or not rules.is_network(text):
+        if not isinstance(text, str) or not addresses.is_network(text):
             continue  # its value was refused
         network = ip_network(text)
         if not isinstance(network, IPv4Network):
@@ -208,7 +196,7 @@ def _api(reading: Reading, members: Sequence[HostDraft]) -> None:
             reading.refuse(node.position, API_ADDRESS, message, hint)
     for name in (POD_NETWORK, SERVICE_NETWORK):
         text = _value(reading, members[0], name)
-        if rules.is_ip(address) and isinstance(text, str) and rules.is_network(text):
+        if addresses.is_ip(address) and isinstance(text, str) and addresses.is_network(text):
             found = ip_address(address)
             if isinstance(found, IPv4Address) and found in ip_network(text):
                 reading.refuse(node.position, API_ADDRESS, f"got {address}, which is in {name}, {text}")
@@ -228,7 +216,7 @@ def _haproxy(reading: Reading) -> None:
     if _value(reading, heads[0], KEEPALIVED) is False:
         message = f"expected {KEEPALIVED}: true, because haproxy listens on the address that keepalived moves"
         reading.refuse(at, HAPROXY, message)
-    elif not (isinstance(address, str) and rules.is_ip(address)) or address in own:
+    elif not (isinstance(address, str) and addresses.is_ip(address)) or address in own:
         message = f"expected an IP address that no host has in {API_ADDRESS}, got {shown(str(address)) or 'none'}"
         reading.refuse(
             at, HAPROXY, message, "haproxy listens on that address, which keepalived moves between the heads"

@@ -1,12 +1,13 @@
 """Rules for values of an inventory, in addition to the types in argument specs."""
 
-import ipaddress
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
+
+from clusterctl.inventory.addresses import is_ip, is_network
 
 # A MIG profile: compute slices, memory and extensions (1g.10gb+me), or a part of an instance (1c.3g.40gb).
 PROFILE = r"([1-9]c\.)?[1-9]g\.[1-9]\d{0,2}gb([+-][a-z]+(\.[a-z]+)?)*"
@@ -26,24 +27,6 @@ def is_domain(text: str) -> bool:
     """Return whether `text` is a DNS domain; the last label must not be a number, as in 10.0.0.300 (RFC 1123, 2.1)."""
     labels = text.split(".")
     return len(text) <= 253 and not labels[-1].isdigit() and all(re.fullmatch(_LABEL_ANY, label) for label in labels)
-
-
-def is_ip(text: str) -> bool:
-    """Return whether `text` is an IPv4 or IPv6 address without a zone."""
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return "%" not in text
-
-
-def is_network(text: str) -> bool:
-    """Return whether `text` is an IPv4 or IPv6 network in CIDR notation, without host bits."""
-    try:
-        ipaddress.ip_network(text)
-    except ValueError:
-        return False
-    return "/" in text and "%" not in text
 
 
 def _is_url(text: str) -> bool:

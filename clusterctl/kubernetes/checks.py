@@ -3,13 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from clusterctl.inventory import rules, schema
+from clusterctl.inventory import addresses, schema
 from clusterctl.inventory.kubernetes_consistency import (
-    BESIDE,
     OLDER_HEADS,
     OLDER_WORKERS,
     VERSION,
-    candidates,
     minor,
 )
 from clusterctl.inventory.model import Host, Inventory
@@ -64,10 +62,12 @@ def _cgroups(host: Host, node: Hardware) -> Iterator[Finding]:
 def _address(host: Host, node: Hardware) -> Iterator[Finding]:
     """Yield a host with a name whose address in the cluster is not certain: plugins/lookup/node_ip.py would guess."""
     name = str(host.variables.get("cluster_address", host.address))
-    if rules.is_ip(name):
+    if addresses.is_ip(name):
         return
     networks = [str(network) for network in host.variables.get("cluster_networks") or ()]
-    found = candidates([nic.addresses for nic in node.nics], networks, {key: _setting(host, key) for key in BESIDE})
+    found = addresses.of_kubernetes(
+        [nic.addresses for nic in node.nics], networks, {key: _setting(host, key) for key in addresses.BESIDE}
+    )
     if len(found) == 1:
         return
     has = f"the node has {', '.join(found)}" if found else "the node has no IPv4 address"

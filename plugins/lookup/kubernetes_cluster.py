@@ -9,7 +9,7 @@ from ansible.errors import AnsibleLookupError
 from ansible.plugins.loader import lookup_loader
 from ansible.plugins.lookup import LookupBase
 
-from clusterctl.inventory import rules, schema
+from clusterctl.inventory import addresses, schema
 
 DOCUMENTATION = r"""
 name: kubernetes_cluster
@@ -64,7 +64,7 @@ def api(given: str, domain: str, heads: Sequence[str]) -> tuple[str, list[str]]:
     own = f"kubernetes-api.{domain}"
     if not given:
         return own, list(heads)
-    return (own, [given]) if rules.is_ip(given) else (given, [])
+    return (own, [given]) if addresses.is_ip(given) else (given, [])
 
 
 class LookupModule(LookupBase):
@@ -80,9 +80,9 @@ class LookupModule(LookupBase):
         defaults = schema.load().defaults
         found = {name.removeprefix("kubernetes_node_"): of_head.get(name, defaults[name]) for name in SHARED}
         reader = lookup_loader.get("node_ip", loader=self._loader, templar=self._templar)
-        addresses = [one for one in reader.run(heads, variables=known) if one] if heads else []
+        of_heads = [one for one in reader.run(heads, variables=known) if one] if heads else []
         domain = str(of_head.get("cluster_domain", ""))
-        name, resolved = api(str(found.pop("api_address")), domain, addresses)
+        name, resolved = api(str(found.pop("api_address")), domain, of_heads)
         endpoint = f"{name}:{found['api_port']}"
         found |= {"api_name": name, "api_addresses": resolved, "endpoint": endpoint, "reserved": RESERVED}
         return [{"heads": heads, **found}]

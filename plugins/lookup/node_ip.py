@@ -9,8 +9,7 @@ from ansible.errors import AnsibleLookupError
 from ansible.plugins.loader import lookup_loader
 from ansible.plugins.lookup import LookupBase
 
-from clusterctl.inventory import addresses, rules, schema
-from clusterctl.inventory import kubernetes_consistency as kubernetes
+from clusterctl.inventory import addresses, schema
 from clusterctl.inventory.schedulers import KUBERNETES
 
 DOCUMENTATION = r"""
@@ -49,7 +48,7 @@ def recorded(record: Mapping[str, Any], networks: Sequence[str], beside: Mapping
     ``beside`` has the variables of Kubernetes for one of its nodes.
     """
     nics = [nic["addresses"] for nic in record.get("nics", ())]
-    found = kubernetes.candidates(nics, networks, beside) if beside else addresses.candidates(nics, networks)
+    found = addresses.of_kubernetes(nics, networks, beside) if beside else addresses.candidates(nics, networks)
     return next(iter(found), "")
 
 
@@ -61,7 +60,7 @@ class LookupModule(LookupBase):
         variables = variables or {}
         hostvars = variables.get("hostvars", {})
         found = {name: str(hostvars[name]["cluster_address"]) for name in terms}
-        named = {name: address for name, address in found.items() if not rules.is_ip(address)}
+        named = {name: address for name, address in found.items() if not addresses.is_ip(address)}
         if named:
             reader = lookup_loader.get("cluster_hardware", loader=self._loader, templar=self._templar)
             records = dict(zip(named, reader.run([*named], variables=variables), strict=True))
@@ -69,7 +68,7 @@ class LookupModule(LookupBase):
             groups, defaults = variables.get("groups", {}), schema.load().defaults
             nodes = {name for group in KUBERNETES.groups for name in groups.get(group, ())}
             for name, address in named.items():
-                values = {key: hostvars[name].get(key, defaults[key]) for key in kubernetes.BESIDE}
+                values = {key: hostvars[name].get(key, defaults[key]) for key in addresses.BESIDE}
                 found[name] = recorded(records[name], networks, values if name in nodes else None)
                 if not found[name] and records.get(name):
                     raise AnsibleLookupError(

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from clusterctl.inventory import hostrange, rules, schema
+from clusterctl.inventory import addresses, hostrange, rules, schema
 from clusterctl.inventory.model import Inventory
 from clusterctl.nodes import known_hosts
 from clusterctl.util import paths
@@ -271,7 +271,7 @@ def judge(path: Path) -> Inventory | None:
     for host in cluster.hosts:
         assert hostrange.is_host_name(host.name)
         assert 0 < (host.port or 22) < 65536
-        assert rules.is_ip(host.address) or rules.is_domain(host.address)
+        assert addresses.is_ip(host.address) or rules.is_domain(host.address)
         assert not {name for name in host.variables if name.startswith("ansible_")} - set(schema.CONNECTION)
         for text in texts(host.variables):
             assert not re.search(r"\{[{%#]|^\s*#jinja2", text)

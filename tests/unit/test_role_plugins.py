@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ansible.errors import AnsibleError
 
-from clusterctl.inventory import kubernetes_consistency
+from clusterctl.inventory import addresses
 from clusterctl.util import paths
 
 
@@ -100,8 +100,8 @@ def test_a_name_gets_a_recorded_address_in_the_clusters_networks(networks: list[
 
 def test_node_ip__of_kubernetes__is_no_address_of_pods() -> None:
     record = {"nics": [{"name": "cilium_host", "addresses": ["10.244.0.7/32"]}, *RECORD["nics"]]}
-    assert NODE_IP.recorded(record, [], dict.fromkeys(kubernetes_consistency.BESIDE, "")) == "10.244.0.7"
-    beside = {**dict.fromkeys(kubernetes_consistency.BESIDE, ""), kubernetes_consistency.POD_NETWORK: "10.244.0.0/16"}
+    assert NODE_IP.recorded(record, [], dict.fromkeys(addresses.BESIDE, "")) == "10.244.0.7"
+    beside = {**dict.fromkeys(addresses.BESIDE, ""), addresses.POD_NETWORK: "10.244.0.0/16"}
     assert NODE_IP.recorded(record, [], beside) == "192.0.2.7"
 
 

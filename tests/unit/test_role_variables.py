@@ -10,6 +10,7 @@ import pytest
 from clusterctl.inventory import bootstrap_plays, schema
 from clusterctl.run import role_variables, unchanged
 from clusterctl.util import paths
+from tests.unit.test_role_plugins import plugin
 
 ROLE = {
     "roles/web/defaults/main.yml": "web_port: 80\nweb_title: x\nweb_name: \"{{ web_title }}\"\nweb_own: 1\n",
@@ -144,14 +145,48 @@ PRECISE: Mapping[str, tuple[set[str], set[str]]] = {
 """By variable: the roles of a worker and of a head that are played if it changes."""
 
 
+OF_KUBERNETES: Mapping[str, tuple[set[str], set[str]]] = {
+    "users_accounts": ({"users"}, {"users"}),
+    "kubernetes_quota_teams": (set(), {"kubernetes_quota"}),
+    "kubernetes_gpu_mig_strategy": (
+        {"base", "containerd", "kubernetes_node", "kubernetes_worker", "nvidia_driver"},
+        {"kubernetes_gpu"},
+    ),
+    "gpu_config_power_limit": ({"gpu_config"}, set()),
+    "elasticsearch_heap_mb": (set(), {"elasticsearch"}),
+    "logging_retention_days": ({"filebeat"}, {"filebeat", "logging"}),
+}
+"""The same for a cluster of Kubernetes, with logs and configured GPUs."""
+KUBERNETES_WORKER = {"all", "gpu01", "kubernetes_workers", "gpu_config"}
+KUBERNETES_HEAD = {"all", "head1", "kubernetes_head", "monitoring", "logging"}
+
+
 @pytest.mark.proves("bootstrap", "A variable that changes plays only roles that may read it.")
 @pytest.mark.parametrize(("name", "worker", "head"), [(name, *roles) for name, roles in PRECISE.items()], ids=PRECISE)
 def test_readers__of_a_variable_of_the_roles__are_few(name: str, worker: set[str], head: set[str]) -> None:
+    are_readers(name, {"worker": (WORKER, worker), "head": (HEAD, head)})
+
+
+@pytest.mark.parametrize("name", OF_KUBERNETES)
+def test_readers__of_a_variable_of_kubernetes__are_few(name: str) -> None:
+    worker, head = OF_KUBERNETES[name]
+    are_readers(name, {"worker": (KUBERNETES_WORKER, worker), "head": (KUBERNETES_HEAD, head)})
+
+
+def are_readers(name: str, hosts: Mapping[str, tuple[set[str], set[str]]]) -> None:
+    """See that on a host of these groups these roles read a variable."""
     assert name.partition(":")[0] in schema.load().variables
     content = paths.content()
-    for groups, expected in ((WORKER, worker), (HEAD, head)):
+    for groups, expected in hosts.values():
         own = {*bootstrap_plays.roles_of_host(bootstrap_plays.load(content), groups)} - {"verify"}
         assert role_variables.readers(content, [name], own) == expected
+
+
+def test_filters__of_all_plugins__have_their_names() -> None:
+    found = {path.stem: plugin(f"filter/{path.stem}") for path in (paths.content() / "plugins/filter").glob("*.py")}
+    names = {name for one in found.values() for name in one.FilterModule().filters()}
+    assert len(names) > 30
+    assert role_variables._filters(paths.content()).keys() == names
 
 
 def test_readers__of_most_variables__can_be_played_alone() -> None:
