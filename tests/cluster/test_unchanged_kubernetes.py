@@ -144,7 +144,7 @@ def test_bootstrap__of_a_new_user__plays_the_role_of_users(lab: Kubernetes) -> N
 def test_bootstrap__of_a_new_team__plays_the_role_of_quotas(lab: Kubernetes) -> None:
     lab.declare('kubernetes_quota_teams: {vision: {quota: {pods: "7"}}}')
     done = lab.run("bootstrap")
-    assert (left_out(done), roles_of(done)) == (["gpu01", "gpu02"], {"base", "kubernetes_quota"})
+    assert (left_out(done), roles_of(done)) == (["gpu01", "gpu02"], {"base", "kubernetes_quota", "packages"})
     assert lab.get("namespace", "vision")["metadata"]["name"] == "vision"
     lab.run("bootstrap")
     assert decided(lab) == ALL
