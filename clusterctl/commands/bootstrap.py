@@ -42,7 +42,7 @@ class Configure(Play):
         if run.unchanged and any(_concerns_others(host) for host in informed):
             run.screen.say("The head has changed, so the nodes that were left out are tested with it:")
             problem = play(run, replace(whole, playbook="verify"))
-        if problem is None or isinstance(problem, WorkersFailed):
+        if unchanged.OF_ALL not in run.ledger.notes and (problem is None or isinstance(problem, WorkersFailed)):
             proofs.restore(whole, {name: run.unchanged[name] for name in run.unchanged.keys() - run.ledger.lost()})
         if error := failed or problem:
             raise error

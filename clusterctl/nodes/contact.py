@@ -35,6 +35,7 @@ from clusterctl.workspace.hardware import Hardware
 # A package source that does not respond costs the probe 8 s; a node under load takes longer.
 PROBE_SECONDS = 40.0
 PYTHON = "/usr/bin/python3"  # as interpreter_python in ansible.cfg
+_DIGESTS = mapping(text("[a-z_ ]+"), text("[0-9a-f]{64}", "a digest"), 32)
 _FOR_ROOT = ("drift", "alerts", "state", "targets")
 _SHELL_MARK = "clusterctl-shell:"
 _NO_PYTHON = 97
@@ -156,7 +157,7 @@ class _Reply:
     node: Annotated[Node, nested(Node)]
     drift: Annotated[Drift | None, optional(nested(Drift))]
     alerts: Annotated[Alerts | None, optional(nested(Alerts))]
-    state: Annotated[Mapping[str, str] | None, optional(mapping(text("[a-z]+"), text("[0-9a-f]{64}", "a digest"), 8))]
+    state: Annotated[Mapping[str, str] | None, optional(_DIGESTS)]
     targets: Annotated[Mapping[str, bool] | None, optional(mapping(text(), flag, probe_common.MAX_TARGETS))]
     started: Annotated[float, seconds]
     ended: Annotated[float, seconds]

@@ -56,20 +56,20 @@ PROVEN: Mapping[str, str] = {
     "elasticsearch": "node_state",
     "enroot": "node_state",
     "filebeat": "node_state",
-    "gpu_config": "the settings of the GPUs are in the digest, and what differs from them",
+    "gpu_config": "a test compares the GPUs with their settings, and links of instances are in the digest",
     "gpu_health": "node_state",
     "grafana": "node_state",
     "kibana": "node_state",
     "kubernetes_exporter": "node_state; its objects are in the digest of a head",
     "kubernetes_gpu": "node_state; its objects are in the digest of a head",
-    "kubernetes_head": "what kubeadm keeps, and the cluster's objects, are in the digest",
+    "kubernetes_head": "what kubeadm keeps, and its objects, are in the digest; see also OF_ALL",
     "kubernetes_network": "node_state; its objects are in the digest of a head",
     "kubernetes_node": "the images of archives are in the digest",
     "kubernetes_quota": "its objects are in the digest of a head",
     "kubernetes_storage": "node_state; its objects are in the digest of a head",
     "kubernetes_worker": "what kubeadm keeps, and the node in Kubernetes' API, are in the digest",
     "landing_page": "node_state",
-    "logging": "what the search engine lacks is in the digest",
+    "logging": "a test asks what the search engine lacks",
     "logstash": "node_state",
     "mpi": "node_state",
     "munge": "node_state; the key is replaced by plays of their own",
@@ -127,14 +127,13 @@ FOLLOWERS: Mapping[str, set[str]] = {
 """By SEPARATE role: the roles that look at what it changes."""
 
 _PARTS_OF: Mapping[str, set[str]] = {
-    "kubernetes_exporter": {"objects"},
-    "kubernetes_quota": {"objects"},
-    "logging": {"logs"},
+    "kubernetes_exporter": {"objects of kubernetes_exporter"},
+    "kubernetes_quota": {"objects of kubernetes_quota"},
     "users": {"accounts", "accounting"},
 }
 """Parts of the state that roles can change, besides their records, and packages if they report that."""
-_OF_ALL_HEADS = frozenset(["objects"])
-"""Parts that are the same on all heads, and are changed from one of them."""
+_OF_ALL_HEADS = "objects of "
+"""How the names of parts begin that are the same on all heads, and are changed from one of them."""
 
 _VERIFY = "verify"
 NAMES = {BASE_OF_HEADS: "base on the head"}
@@ -143,8 +142,17 @@ LASTING: Mapping[str, str] = {
     r"driver \S+ is already installed and is not changed": "nvidia_driver",
     r"homes are not shared: .*": _VERIFY,
     r"nvidia-peermem is not loaded: .*": "nvidia_driver",
+    r"the service was not asked from another node: there is no other": _VERIFY,
 }
 """Notes about how a node is, with their roles. Any other may be about something that is left for a later run."""
+
+_OF_BUSY_NODES = (
+    r"(no test job was run|MPI was not tested): no node is free: .*"
+    r"|other pods have all GPUs: the test pods requested none"
+)
+"""Notes of role verify about nodes whose jobs and pods use all they have: these work. They are not repeated."""
+OF_ALL = "kube-proxy uses the API's former addresses until a bootstrap of all nodes"
+"""A note about work for which all nodes have to be played (module kubernetes_system_pods)."""
 
 COPY = "/var/lib/clusterctl/recovery.tar"
 """A head's copy of the cluster's directory (role base)."""
@@ -247,8 +255,8 @@ def _trouble(site: Site, host: Host, proof: Proof, unreached: set[str] | None, s
     """Return why all roles of a host are played, by how it works; empty if it does."""
     facts = site.facts[host.name]
     possible = {
-        "a test of its services or GPUs fails": facts.state is None,
-        "the node has changed": facts.state != proof.state,
+        "it is out of service, or a test of its services or GPUs fails": facts.state is None,
+        f"the node has changed: {_listed(_differing(proof.state, facts.state))}": facts.state != proof.state,
         "it is not known what differs from its records": not is_compared(facts),
         "it is unknown which nodes Prometheus reaches": unreached is None,
         "Prometheus does not reach it": host.name in (unreached or ()),
@@ -333,7 +341,7 @@ def prove(run: Run) -> None:
     """Store the proof of what the next run has to do, for each host that only SEPARATE roles or none have changed.
 
     A host that has changed meanwhile has no proof, nor has one with a note that is not LASTING. Without the head no job
-    has tested a node, and there are none.
+    has tested a node, and there are none; nor are there with a note OF_ALL.
     """
     from clusterctl.nodes import contact, remote
 
@@ -341,8 +349,11 @@ def prove(run: Run) -> None:
     # If files have changed meanwhile, it is not known what the run has read.
     if now is None or now != run.inputs or site.options.limit or site.options.check or not run.is_whole:
         return
+    if OF_ALL in run.ledger.notes:
+        return
     results = run.ledger.hosts
-    noted = {name for note, names in run.ledger.notes.items() if not _role_of_note(note) for name in names}
+    notes = {note: names for note, names in run.ledger.notes.items() if not re.fullmatch(_OF_BUSY_NODES, note)}
+    noted = {name for note, names in notes.items() if not _role_of_note(note) for name in names}
     good = [
         host
         for host in site.hosts
@@ -358,13 +369,13 @@ def prove(run: Run) -> None:
         answers = remote.each(good, lambda host: contact.ask(host, site.access, options), site.options.forks)
         remote.forget_gateways()
         at, found = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", {}
-        shared = _OF_ALL_HEADS.intersection(part for one in results.values() for part in _changeable(one))
+        shared = {part for one in results.values() for part in _changeable(one) if part.startswith(_OF_ALL_HEADS)}
         for name, answer in answers.items():
             roles, before, after = changed_roles(results[name]) or set(), site.facts[name].state, answer.facts
             possible = _changeable(results[name]) | shared
             if after and is_as_recorded(after) and _differing(before, after.state) <= possible:
-                notes = tuple(note for note, names in run.ledger.notes.items() if name in names)
-                found[name] = Proof(now.hosts[name], after.state or {}, at, notes, tuple(sorted(roles)))
+                of_host = tuple(note for note, names in notes.items() if name in names)
+                found[name] = Proof(now.hosts[name], after.state or {}, at, of_host, tuple(sorted(roles)))
         proofs.restore(site, found)
 
 

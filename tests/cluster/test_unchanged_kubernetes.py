@@ -52,10 +52,11 @@ ON_WORKER = {
     "taint": ("head1", f"{KUBECTL} taint node gpu01 mine=1:NoSchedule", f"{KUBECTL} taint node gpu01 mine-"),
     "cordon": ("head1", f"{KUBECTL} cordon gpu01", f"{KUBECTL} uncordon gpu01"),
     "kubelet": ("gpu01", "systemctl stop kubelet", "systemctl start kubelet"),
+    "network of pods": ("gpu01", "mv /opt/cni/bin /opt/cni/hidden", "mv /opt/cni/hidden /opt/cni/bin"),
     "pod": (
         "gpu01",
-        "mv /opt/cni/bin /opt/cni/hidden; crictl rmp --force $(crictl pods --quiet --name kube-flannel)",
-        "mv /opt/cni/hidden /opt/cni/bin",
+        "rm -r /run/flannel; touch /run/flannel; crictl rmp --force $(crictl pods --quiet --name kube-flannel)",
+        "rm /run/flannel",
     ),
     "join": (
         "gpu01",
@@ -88,6 +89,10 @@ ON_HEAD = {
         f"{KUBECTL} label {MAP} clusterctl/part=kubernetes_network",
     ),
     "binding": (f"{KUBECTL} create {BINDING} --clusterrole=view --user=x", f"{KUBECTL} delete {BINDING}"),
+    "service": (
+        f"{KUBECTL} annotate service --namespace=kube-system kube-dns mine=",
+        f"{KUBECTL} annotate service --namespace=kube-system kube-dns mine-",
+    ),
     "replicas": (f"{DNS} --replicas=3", f"{DNS} --replicas=2"),
     "mode": ("chmod 640 /etc/kubernetes/clusterctl/complete", "chmod 600 /etc/kubernetes/clusterctl/complete"),
     "engine": ("systemctl stop opensearch", "systemctl start opensearch"),

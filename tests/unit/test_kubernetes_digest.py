@@ -3,17 +3,23 @@
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from clusterctl.nodes import contact
 from clusterctl.nodes.probe import kubernetes
 from clusterctl.util import paths
 
 SAMPLES = Path(__file__).parent.parent / "samples/kubernetes"
-NODE, OBJECTS = ((SAMPLES / name).read_text() for name in ("own-node.json", "objects.json"))
+NOW = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
+NODE = re.sub(r'"renewTime": "[^"]*"', f'"renewTime": "{NOW}"', (SAMPLES / "own-node.json").read_text())
+OBJECTS = (SAMPLES / "objects.json").read_text()
 TEMPLATES = [*paths.content().glob("roles/kubernetes_*/templates/*.yaml.j2")]
 Edit = Callable[[dict[str, Any]], Any]
 
@@ -22,8 +28,9 @@ def edited(text: str, kind: str, name: str, edit: Edit) -> str:
     """Return the documents, with one object edited."""
     found = [*kubernetes._documents(text)]
     chosen = [item for item in found if (item.get("kind") or "Pod", item["metadata"]["name"]) == (kind, name)]
-    assert len(chosen) == 1
-    edit(chosen[0])
+    assert chosen
+    for item in chosen:  # a ConfigMap of kube-system may be there twice
+        edit(item)
     return "\n".join(map(json.dumps, found))
 
 
@@ -68,6 +75,7 @@ def test_node__with_what_changes_all_the_time__is_the_same(edit: Edit) -> None:
     [
         ("Node", "gpu01", not_ready),
         ("Node", "gpu01", lambda node: node["spec"].update(unschedulable=True)),
+        ("Lease", "gpu01", lambda lease: lease["spec"].update(renewTime="2026-11-29T12:00:00.000000Z")),
         ("Pod", pod_of("kube-flannel"), not_ready),
         ("Pod", pod_of("nvidia-device-plugin"), not_ready),
     ],
@@ -126,7 +134,8 @@ def test_objects__with_a_deployment_that_does_not_serve__are_refused(edit: Edit)
 
 def test_objects__of_others__do_not_matter() -> None:
     found = [*kubernetes._documents(OBJECTS)]
-    found.append({"kind": "ConfigMap", "metadata": {"name": "leader", "namespace": "kube-system"}, "data": {"at": "1"}})
+    metadata = {"name": "leader", "namespace": "kube-system"}
+    found.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"at": "1"}})
     assert kubernetes._objects("\n".join(map(json.dumps, found))) == kubernetes._objects(OBJECTS)
 
 
@@ -136,14 +145,60 @@ def test_node__of_output_that_is_none__is_refused(text: str) -> None:
         kubernetes._node(text)
 
 
+def test_objects__of_a_person_with_the_label__do_not_matter() -> None:
+    """Else a person could let each bootstrap play the head."""
+    found = [*kubernetes._documents(OBJECTS)]
+    metadata = {"name": "mine", "namespace": "vision", "labels": {"clusterctl/part": "kubernetes_quota"}}
+    found.append({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": {"replicas": 1}})
+    assert kubernetes._objects("\n".join(map(json.dumps, found))) == kubernetes._objects(OBJECTS)
+
+
+def test_objects__of_parts__are_apart() -> None:
+    """A run that changes a role's objects has a proof if no other ones have changed."""
+    before, name = kubernetes._objects(OBJECTS), ("ResourceQuota", "clusterctl")
+    after = kubernetes._objects(edited(OBJECTS, *name, OF_OBJECTS[name]))
+    assert {part for part in before if before[part] != after[part]} == {"objects of kubernetes_quota"}
+    assert {"objects of kubernetes_network", "objects of kubeadm"} <= before.keys()
+
+
+def test_parts__of_all_roles__are_in_the_answer_of_a_node() -> None:
+    roles = [path.name for path in paths.content().glob("roles/kubernetes_*")]
+    parts = {f"objects of {name}": "a" * 64 for name in [*roles, "kubeadm"]}
+    assert contact._DIGESTS(dict.fromkeys(("accounts", "node"), "b" * 64) | parts, "state")
+
+
 def test_kinds__of_all_templates__are_asked_for() -> None:
     """Else an object that was edited would not be noticed. The plural of `kubectl get`."""
     found = [kind for path in TEMPLATES for kind in re.findall(r"^(?:- )?kind: (\w+)$", path.read_text(), re.MULTILINE)]
-    kinds = {kind.lower() for kind in found}
+    kinds = {kind.lower() for kind in {*found} - {*kubernetes._BY_NAME}}
     irregular = {"priorityclass": "es", "runtimeclass": "es", "storageclass": "es"}
     plurals = {kind.removesuffix("y") + ("ies" if kind[-1] == "y" else irregular.get(kind, "s")) for kind in kinds}
     assert len(found) > 30
-    assert plurals == {*kubernetes._KINDS}
+    assert {*kubernetes._BY_NAME} <= {*found}
+    assert plurals == {*kubernetes._BY_LABEL}
+
+
+def test_stubs__of_the_records__are_what_kubectl_gets() -> None:
+    given = json.dumps([["ConfigMap", "Deployment"], [["v1", "Service", "kube-dns"]], "clusterctl-objects-"])
+    known = [["v1", "ConfigMap", "kube-flannel", "cfg"], ["v1", "Namespace", "", "kube-flannel"]]
+    records = [
+        {"metadata": {"name": "clusterctl-objects-kubernetes-network"}, "data": {"objects": json.dumps(known)}},
+        {"metadata": {"name": "coredns"}, "data": {"Corefile": ""}},
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", kubernetes._STUBS, given],
+        input=json.dumps({"items": records}),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert [
+        (one["kind"], one["metadata"]["namespace"], one["metadata"]["name"]) for one in json.loads(done.stdout)["items"]
+    ] == [
+        ("Service", "kube-system", "kube-dns"),
+        ("ConfigMap", "kube-flannel", "cfg"),
+    ]
+    assert "'" not in kubernetes._STUBS, "it stands between these"
 
 
 def test_namespaces__of_pods_of_each_node__are_known() -> None:
@@ -153,16 +208,11 @@ def test_namespaces__of_pods_of_each_node__are_known() -> None:
         if "kind: DaemonSet" in text:
             spaces |= {*re.findall(r"namespace: *([a-z-]+)", text)}
     assert spaces == {"csi-nfs", "kube-flannel", "kube-network-policies", "nvidia-device-plugin"}
-    assert all(re.fullmatch(kubernetes._PARTS_OF_NODES, space) for space in {*spaces, "kube-system"})
-    assert not any(re.fullmatch(kubernetes._PARTS_OF_NODES, space) for space in ("vision", "default", "kubeflows"))
+    assert all(re.fullmatch(kubernetes._OF_NODES, space) for space in {*spaces, "kube-system"})
+    assert not any(re.fullmatch(kubernetes._OF_NODES, space) for space in ("vision", "default", "kubeflows"))
 
 
-def test_system__objects__are_those_of_the_modules() -> None:
-    """Modules name what they change beside the parts' objects."""
-    assert all(
-        re.fullmatch(kubernetes._SYSTEM, name)
-        for name in ("kube-proxy", "coredns", "kube-system", "kubeadm:node-autoapprove-bootstrap")
-    )
+def test_servers__fields__are_those_of_the_module() -> None:
     text = (paths.content() / "plugins/modules/kubernetes_objects.py").read_text()
     (of_servers,) = re.findall(r"^SERVERS = \((.*)\)$", text, re.MULTILINE)
     assert re.findall(r"\w+", of_servers) == [*kubernetes._OF_SERVERS]
@@ -176,7 +226,7 @@ def test_imported__images_of_archives__are_those_that_are_there(
         json.dumps({"a.tar": {"sha256": "a", "images": ["docker.io/library/a:1", "docker.io/library/b:1"]}})
     )
     monkeypatch.setattr(kubernetes, "_IMAGES", str(record))
-    assert kubernetes._imported("docker.io/library/a:1\nother:2\n") == ["docker.io/library/a:1"]
+    assert kubernetes._imported("docker.io/library/a:1\nother:2\n") == {"images": ["docker.io/library/a:1"]}
 
 
 def test_name__of_a_node__is_the_one_with_which_it_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:

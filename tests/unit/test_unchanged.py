@@ -40,6 +40,15 @@ UP = {"head1": True, "gpu01": True, "gpu02": True}
 CLEAN = Drift(None, (), 0, {})
 EDITED = Drift(None, (Item("munge", "file", "/etc/munge/munge.key", "edited"),), 0, {})
 
+KUBERNETES = """
+all:
+  vars: {cluster_name: aurora}
+  children:
+    kubernetes_head: {hosts: {head1: {ansible_host: 10.0.0.10}}}
+    kubernetes_workers: {hosts: {gpu01: {ansible_host: 10.0.0.11}, gpu02: {ansible_host: 10.0.0.12}}}
+    monitoring: {hosts: {head1: {}}}
+"""
+
 # What the tasks of each role do besides node_state, by module and name. A new task may change what no proof has. Before
 # it is added here, see that probe/state.py has it in its digest, or take the role out of PROVEN.
 LOOK = plugin("modules/nvidia_look")
@@ -196,7 +205,7 @@ def a_site(directory: Path, **facts: Any) -> Site:
     inventory = model.load(directory / "inventory.yaml")
     site = context.load(Options("bootstrap", directory / "inventory.yaml"), inventory)
     known: Any = SimpleNamespace(**({"drift": CLEAN, "state": STATE, "targets": UP} | facts))
-    return replace(site, facts=dict.fromkeys(("head1", "gpu01", "gpu02"), known))
+    return replace(site, facts=dict.fromkeys((host.name for host in inventory.hosts), known))
 
 
 @pytest.fixture
@@ -287,8 +296,8 @@ REASONS: Mapping[str, dict[str, list[str]]] = {
     "more differences than shown": {"it is not known what differs from its records": ["head1", "gpu01"]},
     "no comparison": {"it is not known what differs from its records": ["head1", "gpu01"]},
     "a comparison that failed": {"it is not known what differs from its records": ["head1", "gpu01"]},
-    "another state": {"the node has changed": ["head1", "gpu01"]},
-    "no state": {"a test of its services or GPUs fails": ["head1", "gpu01"]},
+    "another state": {"the node has changed: machine": ["head1", "gpu01"]},
+    "no state": {"it is out of service, or a test of its services or GPUs fails": ["head1", "gpu01"]},
     "a changed variable": {"cluster_timezone changed": ["head1", "gpu01"]},
     "a changed file": {unchanged.READ: ["head1", "gpu01"]},
     "a silent node": {"Slurm gives it no jobs": ["gpu01"]},
@@ -409,7 +418,75 @@ def test_prove__of_a_node_with_a_note__stores_it_or_none(answers: Answers) -> No
     assert (stored["gpu01"].notes, stored["gpu02"].notes) == ((lasting,), ())
 
 
+@pytest.mark.proves("bootstrap", "After a note about kube-proxy's old addresses all nodes are played.")
+def test_prove__with_a_note_about_all_nodes__stores_nothing(answers: Answers) -> None:
+    answers.run.ledger.notes = {unchanged.OF_ALL: ["head1"]}
+    assert answers.proven() == []
+    assert unchanged.OF_ALL in (paths.content() / "plugins/modules/kubernetes_system_pods.py").read_text()
+
+
+BUSY = (
+    "no test job was run: no node is free: gpu01 is allocated, gpu02 is allocated",
+    "MPI was not tested: no node is free: gpu01 is allocated",
+    "other pods have all GPUs: the test pods requested none",
+)
+
+
+@pytest.mark.proves("bootstrap", "Nodes whose GPUs are all in use are left out, too.")
+@pytest.mark.parametrize("note", BUSY)
+def test_prove__of_a_busy_cluster__stores_all_without_that_note(answers: Answers, note: str) -> None:
+    answers.run.ledger.notes = {note: ["head1"]}
+    assert answers.proven() == ["gpu01", "gpu02", "head1"]
+    assert proofs.load(answers.site.state)["head1"].notes == ()
+
+
+@pytest.mark.parametrize("note", ["no test job was run: no small job could start on gpu01 within 20 s", "MPI failed"])
+def test_prove__of_a_test_that_did_not_run_for_another_reason__stores_none_of_the_head(
+    answers: Answers, note: str
+) -> None:
+    answers.run.ledger.notes = {note: ["head1"]}
+    assert answers.proven() == ["gpu01", "gpu02"]
+
+
+def test_busy__notes_of_modules__are_theirs() -> None:
+    modules = paths.content() / "plugins/modules"
+    jobs, pods = ((modules / f"{name}.py").read_text() for name in ("slurm_job_proof", "kubernetes_proof"))
+    assert 'BusyError("no node is free: " +' in jobs and 'f"no test job was run: {busy}"' in jobs
+    assert 'f"MPI was not tested: {busy}"' in jobs and f'"{BUSY[-1]}"' in pods
+
+
+HEADS = KUBERNETES.replace(
+    "10.0.0.10}", "10.0.0.10}, head2: {ansible_host: 10.0.0.20}, head3: {ansible_host: 10.0.0.30}"
+)
+TEAM = Change("ResourceQuota", "vision/clusterctl", "changed")
+
+
+@pytest.mark.proves("bootstrap", "What one head changes in Kubernetes' API is no change of the others by hand.")
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        ("objects of kubernetes_quota", ["gpu01", "gpu02", "head1", "head2", "head3"]),
+        ("objects of kubernetes_network", ["gpu01", "gpu02"]),
+    ],
+)
+def test_prove__of_several_heads__allows_what_one_of_them_has_changed(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, part: str, expected: list[str]
+) -> None:
+    (directory / "inventory.yaml").write_text(HEADS)
+    answers = Answers(directory, monkeypatch)
+    answers.run.ledger.hosts["head1"] = Result(changed=1, changes=[("kubernetes_quota", TEAM)])
+    other = SimpleNamespace(facts=SimpleNamespace(state=STATE | {part: "b" * 64}, drift=CLEAN))
+    same = SimpleNamespace(facts=SimpleNamespace(state=STATE, drift=CLEAN))
+    monkeypatch.setattr(Answers, "of", lambda _, name: other if name.startswith("head") else same)
+    assert answers.proven() == expected
+    pending = {name: proof.pending for name, proof in proofs.load(answers.site.state).items() if proof.pending}
+    assert pending == ({"head1": ("kubernetes_quota",)} if "head1" in expected else {})
+
+
 def test_lasting__notes_of_modules__are_theirs() -> None:
+    proof = (paths.content() / "plugins/modules/kubernetes_proof.py").read_text()
+    (alone,) = re.findall(r'"(the service was not asked from another node: [^"]*)"', proof)
+    assert unchanged._role_of_note(alone) == "verify"
     text = (paths.content() / "plugins/modules/slurm_job_proof.py").read_text()
     (effect,) = re.findall(r'effect = "(homes are not shared: [^"]*)"', text)
     assert unchanged._role_of_note(f"{effect}, seen on gpu01") == "verify"
@@ -538,6 +615,12 @@ def test_page__of_a_run_without_a_log__names_the_summary(
     assert field in found and len({"Log", "Summary"} & {*found}) == 1
 
 
+def test_configure__with_a_note_about_all_nodes__leaves_no_proof(played: Played) -> None:
+    played.run.ledger.notes = {unchanged.OF_ALL: ["head1"]}
+    played.results["bootstrap"] = [("head1", "ok"), ("gpu01", "ok")]
+    assert played.left() == []
+
+
 def test_configure__head_fails__leaves_no_proof(played: Played) -> None:
     played.results["bootstrap"] = [("head1", "failed")]
     with pytest.raises(HeadFailed):
@@ -563,14 +646,6 @@ def test_forget__a_file_that_cannot_be_read__replaces_it(directory: Path) -> Non
     assert json.loads((site.state / "unchanged.json").read_text()) == {}
 
 
-KUBERNETES = """
-all:
-  vars: {cluster_name: aurora}
-  children:
-    kubernetes_head: {hosts: {head1: {ansible_host: 10.0.0.10}}}
-    kubernetes_workers: {hosts: {gpu01: {ansible_host: 10.0.0.11}, gpu02: {ansible_host: 10.0.0.12}}}
-    monitoring: {hosts: {head1: {}}}
-"""
 OF_KUBERNETES: Mapping[str, tuple[str, set[str] | None, set[str]]] = {
     "nothing": ("{}", set(), {*ALL_HOSTS}),
     "a team": ("kubernetes_quota_teams: {vision: {}}", {"kubernetes_quota", "head_base"}, {"gpu01", "gpu02"}),

@@ -1,5 +1,6 @@
 """What a bootstrap can change of a node in Kubernetes' API, and on a head of the cluster's objects: see state.py."""
 
+import datetime
 import json
 import os
 import re
@@ -9,63 +10,89 @@ from clusterctl.nodes.probe.common import read
 
 _KUBELET, _ADMIN = "/etc/kubernetes/kubelet.conf", "/etc/kubernetes/admin.conf"
 _IMAGES = "/var/lib/clusterctl/kubernetes-images.json"  # of module kubernetes_images
-# What the objects of all parts are: templates of roles kubernetes_*.
-_KINDS = (
+# The kinds of the parts' objects (templates of roles kubernetes_*): those that persons can have in namespaces of their
+# own, with the parts' label, too, are asked for by name.
+_BY_NAME = ("ConfigMap", "DaemonSet", "Deployment", "ServiceAccount")
+_BY_LABEL = (
     "clusterroles",
     "clusterrolebindings",
-    "configmaps",
     "csidrivers",
-    "daemonsets",
-    "deployments",
     "namespaces",
     "priorityclasses",
     "resourcequotas",
     "rolebindings",
     "roles",
     "runtimeclasses",
-    "serviceaccounts",
     "storageclasses",
     "validatingadmissionpolicies",
     "validatingadmissionpolicybindings",
 )
-# What kubeadm makes, and roles change.
-_SYSTEM = (
-    r"coredns|kube-proxy|kube-system|kubeadm-config|kubelet-config|kubeadm:node-autoapprove-bootstrap|clusterctl-.*"
-)
-# Namespaces of the pods that each node has.
-_PARTS_OF_NODES = r"(kube|nvidia)(-.*)?|csi-nfs"
+_LABEL = "clusterctl/part"
+_RECORD = "clusterctl-objects-"  # of a part: module kubernetes_objects
+# What kubeadm makes, and roles change or need: version of the API, kind, name.
+_OF_KUBEADM = [
+    ["v1", "ConfigMap", "coredns"],
+    ["v1", "ConfigMap", "kube-proxy"],
+    ["v1", "ConfigMap", "kubeadm-config"],
+    ["v1", "ConfigMap", "kubelet-config"],
+    ["v1", "Service", "kube-dns"],
+    ["apps/v1", "DaemonSet", "kube-proxy"],
+    ["apps/v1", "Deployment", "coredns"],
+]
+# Namespaces with pods that each node has.
+_OF_NODES = r"(kube|nvidia)(-.*)?|csi-nfs"
 # Set by the server in any update: SERVERS of module kubernetes_objects.
 _OF_SERVERS = ("creationTimestamp", "generation", "managedFields", "resourceVersion", "uid")
+# A kubelet renews its lease each 10 s: https://kubernetes.io/docs/concepts/architecture/leases/.
+_LEASE_S = 120
 # A site's proxies do not reach the API (kubernetes/state.py of clusterctl).
 _PREPARE = "unset http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY; export KUBERC=off; "
 _PREPARE += 'kubectl() { command kubectl --cache-dir=/var/cache/clusterctl/kubectl --request-timeout=15s "$@"; }; '
-
-
-Questions = Dict[str, Tuple[str, Callable[[str], Any]]]
-"""By part of the state: the command to run, and what makes the part of its output, or raises ValueError."""
+# Prints the objects of the records on standard input, as kubectl needs them to get these.
+_STUBS = """
+import json, sys
+kinds, more, prefix = json.loads(sys.argv[1])
+found = [[version, kind, name, "kube-system"] for version, kind, name in more]
+for item in json.load(sys.stdin)["items"]:
+    if item["metadata"]["name"].startswith(prefix):
+        known = json.loads(item["data"]["objects"])
+        found += [[version, kind, name, place] for version, kind, place, name in known if kind in kinds]
+stubs = [{"apiVersion": a, "kind": b, "metadata": {"name": c, "namespace": d}} for a, b, c, d in found]
+print(json.dumps({"apiVersion": "v1", "kind": "List", "items": stubs}))
+"""
+Questions = List[Tuple[str, Callable[[str], Dict[str, Any]]]]
+"""Commands to run, each with what makes parts of the state of its output, or raises ValueError."""
 
 
 def kubernetes_questions() -> Questions:
     """Return the questions about Kubernetes on this node, none without it. Raises ValueError.
 
-    A kubelet may read its own node and the pods there:
+    A kubelet may read its own node, its lease and the pods there:
     https://kubernetes.io/docs/reference/access-authn-authz/node/
     """
-    found = {}  # type: Questions
+    found = []  # type: Questions
     if os.path.exists(_KUBELET):
-        name = _node_name()
-        raw = "kubectl --kubeconfig=%s get --raw " % _KUBELET
+        name, raw = _node_name(), "kubectl --kubeconfig=%s get --raw " % _KUBELET
+        lease = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/" + name
         pods = "'/api/v1/pods?fieldSelector=spec.nodeName%%3D%s'" % name
-        found["node"] = (_PREPARE + raw + "/api/v1/nodes/%s && " % name + raw + pods, _node)
+        paths = ("/api/v1/nodes/" + name, lease, pods)
+        found.append((_PREPARE + " && ".join(raw + path for path in paths), _node))
     if os.path.exists(_ADMIN):
         get = "kubectl --kubeconfig=%s get --output=json " % _ADMIN
-        own = "%s --all-namespaces --selector=clusterctl/part" % ",".join(_KINDS)
-        system = "configmaps,daemonsets,deployments --namespace=kube-system"
-        one = "namespace/kube-system clusterrolebinding/kubeadm:node-autoapprove-bootstrap --ignore-not-found"
-        commands = ("".join([get, what]) for what in (own, system, one))
-        found["objects"] = (_PREPARE + " && ".join(commands), _objects)
+        given = json.dumps([_BY_NAME, _OF_KUBEADM, _RECORD])
+        commands = (
+            "records=$(%s configmaps --namespace=kube-system)" % get,
+            'printf %s "$records"',
+            "printf %s \"$records\" | python3 -c '{}' '{}' | {} --filename=- --ignore-not-found".format(
+                _STUBS, given, get
+            ),
+            get + "%s --all-namespaces --selector=%s" % (",".join(_BY_LABEL), _LABEL),
+            get + "namespace/kube-system",
+            get + "clusterrolebinding/kubeadm:node-autoapprove-bootstrap --ignore-not-found",
+        )
+        found.append((_PREPARE + " && ".join(commands), _objects))
     if os.path.exists(_IMAGES):
-        found["images"] = ("ctr --namespace k8s.io images list --quiet", _imported)
+        found.append(("ctr --namespace k8s.io images list --quiet", _imported))
     return found
 
 
@@ -90,13 +117,13 @@ def _documents(text: str) -> Iterator[Dict[str, Any]]:
         rest = rest[end:].strip()
 
 
-def _node(printed: str) -> List[Any]:
+def _node(printed: str) -> Dict[str, Any]:
     """Return what concerns clusterctl of a node, and which pods it has. Raises ValueError if it does not serve."""
-    node, *pods = _documents(printed)
+    node, lease, *pods = _documents(printed)
     metadata, spec, status = node["metadata"], node["spec"], node["status"]
-    if not _is_true(status, "Ready") or spec.get("unschedulable"):
+    if not _is_true(status, "Ready") or spec.get("unschedulable") or _age(lease["spec"]["renewTime"]) > _LEASE_S:
         raise ValueError("the node does not serve")
-    own = [pod for pod in pods if re.match("(%s)$" % _PARTS_OF_NODES, pod["metadata"]["namespace"])]
+    own = [pod for pod in pods if re.match("(%s)$" % _OF_NODES, pod["metadata"]["namespace"])]
     there = []
     for pod in own:
         owners = [one["kind"] + " " + one["name"] for one in pod["metadata"].get("ownerReferences") or []]
@@ -104,27 +131,49 @@ def _node(printed: str) -> List[Any]:
             if not _is_true(pod["status"], "Ready"):
                 raise ValueError("a pod of the node does not serve")
             there.append(pod["metadata"]["name"] if owners[0].startswith("Node ") else owners[0])
-    return [
+    annotations = (metadata.get("annotations") or {}).items()
+    content = [
         metadata.get("labels"),
-        {key: value for key, value in (metadata.get("annotations") or {}).items() if key.startswith("clusterctl/")},
+        {key: value for key, value in annotations if key.startswith("clusterctl/")},
         sorted([one["key"], one.get("value", ""), one["effect"]] for one in spec.get("taints") or []),
         {key: value for key, value in (status.get("allocatable") or {}).items() if "/" in key},
         sorted(there),
     ]
+    return {"node": content}
 
 
-def _objects(printed: str) -> List[Any]:
-    """Return the objects of clusterctl and kubeadm. Raises ValueError if a Deployment does not serve."""
-    found = {}
-    for item in _documents(printed):
+def _age(renewed: str) -> float:
+    """Return how many seconds ago a time of the API was, such as 2026-11-29T12:00:00.123456Z."""
+    at = datetime.datetime.strptime(renewed[:19], "%Y-%m-%dT%H:%M:%S").replace(tzinfo=datetime.timezone.utc)
+    return (datetime.datetime.now(datetime.timezone.utc) - at).total_seconds()
+
+
+def _objects(printed: str) -> Dict[str, Any]:
+    """Return the objects of clusterctl by their part, and those of kubeadm. Raises ValueError if one does not serve.
+
+    Only what the records name is of clusterctl: a person can give the label to other objects.
+    """
+    objects = [*_documents(printed)]
+    known = {}
+    for item in objects:
+        if item["kind"] == "ConfigMap" and item["metadata"]["name"].startswith(_RECORD):
+            part = item["metadata"]["name"][len(_RECORD) :].replace("-", "_")
+            known.update({tuple(one): part for one in json.loads(item["data"]["objects"])})
+            known["v1", "ConfigMap", "kube-system", item["metadata"]["name"]] = part
+    of_kubeadm = {(version, kind, "kube-system", name) for version, kind, name in _OF_KUBEADM}
+    of_kubeadm |= {("v1", "Namespace", "", "kube-system")}
+    found = {}  # type: Dict[str, Dict[str, Any]]
+    for item in objects:
         metadata = item["metadata"]
-        if "clusterctl/part" in (metadata.get("labels") or {}) or re.match("(%s)$" % _SYSTEM, metadata["name"]):
+        who = (item["apiVersion"], item["kind"], metadata.get("namespace", ""), metadata["name"])
+        is_binding = metadata["name"] == "kubeadm:node-autoapprove-bootstrap"
+        if who in known or who in of_kubeadm or is_binding:
             if item["kind"] == "Deployment" and not _is_available(item):
                 raise ValueError("a deployment does not serve")
             kept = {key: value for key, value in item.items() if key != "status"}
             kept["metadata"] = {key: value for key, value in metadata.items() if key not in _OF_SERVERS}
-            found[" ".join([item["kind"], metadata.get("namespace", ""), metadata["name"]])] = kept
-    return sorted(found.items())
+            found.setdefault("objects of " + known.get(who, "kubeadm"), {})[" ".join(who)] = kept
+    return found
 
 
 def _is_true(status: Dict[str, Any], condition: str) -> bool:
@@ -138,8 +187,8 @@ def _is_available(item: Dict[str, Any]) -> bool:
     return status.get("observedGeneration", 0) >= item["metadata"].get("generation", 0) and set(counts) == {wanted}
 
 
-def _imported(printed: str) -> List[str]:
+def _imported(printed: str) -> Dict[str, Any]:
     """Return those of the images of archives that containerd has."""
     known = json.loads(read(_IMAGES))
     wanted = {image for one in known.values() for image in one.get("images") or []}
-    return sorted(wanted.intersection(printed.split()))
+    return {"images": sorted(wanted.intersection(printed.split()))}

@@ -49,8 +49,11 @@ _STATUS = (
 )
 _MODULES = r"(?m)^(nvidia\w*|nouveau|gdrdrv|ib_umad) "
 _ETCD = "/var/lib/etcd"  # its mode alone
-# The output of these is in the digests, where the file exists: what roles keep in the databases of a head, what the
-# search engine of the logs lacks, and how GPUs are configured.
+# Devices of MIG instances: role gpu_config makes the links. The second has their numbers.
+_INSTANCES = ("/dev/nvidia-mig/*/*", "/proc/driver/nvidia/capabilities/gpu*/mig/gi*/**")
+# What each new pod needs: of the first two the size counts, as flannel's pod writes its own at each start.
+_NETWORK_OF_PODS = ("/opt/cni/bin/*", "/usr/lib/cni/*", "/sys/class/net/flannel*")
+# The output of these is in the digests, where the file exists: what roles keep in the databases of a head.
 _OUTPUTS = (
     (
         "accounting",
@@ -68,38 +71,35 @@ _OUTPUTS = (
         " SELECT * FROM mysql.db ORDER BY user, host, db;"
         ' SELECT schema_name FROM information_schema.schemata ORDER BY 1"',
     ),
-    (
-        "gpus",
-        "/etc/clusterctl/gpu-config.json",
-        '/usr/local/sbin/gpu-config --check --given "$(cat /etc/clusterctl/gpu-config.json)"',
-    ),
-    (
-        "logs",
-        "/etc/clusterctl/log-store/configuration.json",
-        "/usr/local/sbin/log-store /etc/clusterctl/log-store/configuration.json apply --check",
-    ),
 )
 _FIT = 'python3 -c \'import json, sys; sys.exit(any(one["drains"] for one in json.load(sys.stdin)["findings"]))\''
-# What role verify tests on a node, where the program exists. GPU health is not reported to the head here.
+_AS_SET = "python3 -c 'import json, sys; sys.exit(bool(json.load(sys.stdin)[\"changes\"]))'"
+_SETTINGS = "/etc/clusterctl/gpu-config.json"
+_LOG_STORE = "/etc/clusterctl/log-store/configuration.json"
+# What role verify tests on a node, where the file exists, and what roles would change in the GPUs and in the search
+# engine of the logs. GPU health is not reported to the head here.
 _TESTS = (
+    (_SETTINGS, '/usr/local/sbin/gpu-config --check --given "$(cat %s)" | %s' % (_SETTINGS, _AS_SET)),
+    (_LOG_STORE, 'missing=$(/usr/local/sbin/log-store %s apply --check) && [ -z "$missing" ]' % _LOG_STORE),
     ("/usr/bin/munge", "munge --no-input | unmunge"),
     ("/usr/local/sbin/clusterctl-firewall", "/usr/local/sbin/clusterctl-firewall status"),
     ("/usr/local/sbin/gpu-health", "/usr/local/sbin/gpu-health --json | " + _FIT),
 )
 _SECONDS = 20.0  # for all tests and outputs together
+_LARGEST = 32 << 20  # bytes of an output
 
 
 def state(found: List[Facts], driver: Optional[str]) -> Optional[Dict[str, str]]:
     """Return the digests, in hexadecimal digits, of a node with these GPUs and this driver; None if it does not work.
 
-    They are of its `accounts`, those in Slurm (`accounting`), `database`, `packages`, `records`, of the `machine`, its
-    configured `gpus`, of Kubernetes' `node`, `objects` and `images`, and of the `logs`.
+    They are of its `accounts`, those in Slurm (`accounting`), `database`, `packages`, `records`, of the `machine`, and
+    of Kubernetes the `node`, `images`, and the `objects of` each part.
     """
     try:
         tests = [command for path, command in _TESTS if os.path.exists(path)]
+        kept = [(part, command) for part, path, command in _OUTPUTS if os.path.exists(path)]
         questions = kubernetes_questions()
-        questions.update({part: (command, str) for part, path, command in _OUTPUTS if os.path.exists(path)})
-        outputs = _outputs(tests + [command for command, _ in questions.values()])
+        outputs = _outputs(tests + [command for _, command in kept] + [command for command, _ in questions])
         if outputs is None:
             return None
         machine = [(path, _content(path)) for path in _CONTENTS]  # type: List[object]
@@ -108,6 +108,8 @@ def state(found: List[Facts], driver: Optional[str]) -> Optional[Dict[str, str]]
         machine.append(sorted(re.findall(_MODULES, read("/proc/modules"))))
         machine.append([line.split()[0] for line in read("/proc/swaps").splitlines()[1:]])
         machine.append(os.stat(_ETCD).st_mode if os.path.exists(_ETCD) else None)
+        machine.append([(path, os.path.realpath(path), read(path)) for path in _found(_INSTANCES)])
+        machine.append([(path, os.path.getsize(path)) for path in _found(_NETWORK_OF_PODS)])
         machine.append(_mounts(read("/etc/fstab"), read("/proc/self/mounts")))
         # All devices with their drivers: a GPU that was added, removed or given to a virtual machine.
         devices = sorted(glob.glob("/sys/bus/pci/devices/*"))
@@ -121,16 +123,21 @@ def state(found: List[Facts], driver: Optional[str]) -> Optional[Dict[str, str]]
             "packages": _statuses(_PACKAGES),
             "records": [(path, _content(path)) for path in sorted(glob.glob(_RECORDS))],
         }  # type: Dict[str, object]
-        for number, (part, (_, content)) in enumerate(questions.items()):
-            parts[part] = content(outputs[len(tests) + number])
+        parts.update({part: outputs[len(tests) + number] for number, (part, _) in enumerate(kept)})
+        for number, (_, parts_of) in enumerate(questions):
+            parts.update(parts_of(outputs[len(tests) + len(kept) + number]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
     dumped = {part: json.dumps(content, sort_keys=True) for part, content in parts.items()}
     return {part: hashlib.sha256(text.encode()).hexdigest() for part, text in dumped.items()}
 
 
+def _found(patterns: Tuple[str, ...]) -> List[str]:
+    return [path for pattern in patterns for path in sorted(glob.glob(pattern, recursive=True))]
+
+
 def _statuses(patterns: Tuple[str, ...]) -> List[object]:
-    return [(path, _status(path)) for pattern in patterns for path in sorted(glob.glob(pattern, recursive=True))]
+    return [(path, _status(path)) for path in _found(patterns)]
 
 
 def _content(path: str) -> Optional[str]:
@@ -174,7 +181,7 @@ def _outputs(commands: List[str]) -> Optional[List[str]]:
                 time.sleep(0.02)
             if process.poll() is None:
                 process.kill()  # and not waited for: a process that hangs in the driver does not end
-            if process.poll() != 0:
+            if process.poll() != 0 or os.path.getsize(path) > _LARGEST:
                 return None
             with open(path, "rb") as content:
                 found.append(content.read().decode("utf-8", "replace"))
