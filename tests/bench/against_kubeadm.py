@@ -1,4 +1,6 @@
-"""Kubernetes on the same fresh nodes by hand (floor-kubernetes.sh) and by `clusterctl bootstrap`; then one more node.
+"""Kubernetes on the same fresh nodes by hand (floor-kubernetes.sh) and by `clusterctl bootstrap`; then what follows.
+
+One more node, and bootstraps that change nothing: of all roles, and as usual.
 
 The script by hand sets up Kubernetes alone. `bootstrap` also does what every cluster gets: users, firewall, time, node
 metrics, encrypted secrets, an audit log, signed certificates, tests. The images and packages are at hand.
@@ -14,8 +16,8 @@ import yaml
 
 from clusterctl.inventory import model as inventory
 from clusterctl.lab import kit_recipe
-from tests.bench import profile
-from tests.bench.measure import CLUSTERCTL, BenchLab, Cost, Document, load, say
+from tests.bench import changes, profile
+from tests.bench.measure import CLUSTERCTL, BenchLab, Cost, Document, load, median, say
 from tests.cluster.kubernetes import Kubernetes
 
 FLOOR = Path(__file__).with_name("floor-kubernetes.sh")
@@ -85,6 +87,13 @@ def one_more(lab: BenchLab) -> Cost:
     return lab.measure(*CLUSTERCTL, "add-node", lab.inventory, last, *options)[0]
 
 
+def unchanged(lab: BenchLab, rounds: int = 3) -> tuple[Cost, Cost]:
+    """Measure bootstraps that change nothing: one that plays all, and the median of some that leave all out."""
+    changes.settle(lab, Kubernetes(lab.name, lab.workers))
+    full, _ = lab.measure(*CLUSTERCTL, "bootstrap", lab.inventory, "--full")
+    return full, median([by_clusterctl(lab)[0] for _ in range(rounds)])
+
+
 def main(rounds: int, *, fill_cache: bool = True) -> Document:
     """Measure both by turns, then one more node; print and return the figures.
 
@@ -112,6 +121,9 @@ def main(rounds: int, *, fill_cache: bool = True) -> Document:
                     analysis = profile.report(profile.latest_run(lab.directory, "bootstrap"), cost, least)
         added = one_more(lab)
         say(f"  one more node           {added}; {load()}")
+        full, left_out = unchanged(lab)
+        say(f"  unchanged, all played   {full}")
+        say(f"  unchanged, median       {left_out}; {load()}")
     finally:
         lab.down()
     pairs = list(zip(costs["clusterctl"], costs["by hand"], strict=True))
@@ -124,5 +136,7 @@ def main(rounds: int, *, fill_cache: bool = True) -> Document:
         "ratio_wall": round(statistics.median(walls), 3),
         "ratio_cpu": round(statistics.median(cpus), 3),
         "one_more": added.document(),
+        "full": full.document(),
+        "unchanged": left_out.document(),
         "profile": analysis,
     }

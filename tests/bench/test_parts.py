@@ -55,7 +55,7 @@ FIGURES = {
     ),
     "status": (["ratio_wall"], r"Ratio to the ping: ([\d.]+) on the wall, ([\d.]+) of CPU"),
     "kubernetes": (
-        ["ratio_wall", "ratio_cpu", "one_more.wall", "profile.ping.wall"],
+        ["ratio_wall", "ratio_cpu", "one_more.wall", "full.wall", "unchanged.wall", "profile.ping.wall"],
         r"Ratio by wall clock: ([\d.]+) .* median ([\d.]+)",
     ),
     "series": (
