@@ -71,13 +71,17 @@ def address_of(head: Host) -> str:
 
 
 class StoreKubeconfig(Phase):
-    """Write the administrator's kubeconfig, if there is none or the head has renewed its certificate."""
+    """Write the administrator's kubeconfig, if there is none or the head has renewed its certificate.
+
+    A head that was left out has the certificate that it had.
+    """
 
     title = "Store the administrator's kubeconfig"
     changes_nodes = announced = False
 
     def should_run(self, run: Run) -> bool:
-        return any(host.scheduler is KUBERNETES and host.is_head for host in run.site.hosts)
+        played = any(host.scheduler is KUBERNETES and host.is_head for host in run.site.hosts)
+        return played or (KUBERNETES in run.site.inventory.schedulers and not administrators(run.site).exists())
 
     def run(self, run: Run) -> None:
         path = administrators(run.site)
