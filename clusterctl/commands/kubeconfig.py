@@ -80,8 +80,9 @@ class StoreKubeconfig(Phase):
     changes_nodes = announced = False
 
     def should_run(self, run: Run) -> bool:
-        played = any(host.scheduler is KUBERNETES and host.is_head for host in run.site.hosts)
-        return played or (KUBERNETES in run.site.inventory.schedulers and not administrators(run.site).exists())
+        heads = {host.name for host in run.site.inventory.in_group(KUBERNETES.head)}
+        played = any(host.name in heads for host in run.site.hosts)
+        return played or (not heads.isdisjoint(run.unchanged) and not administrators(run.site).exists())
 
     def run(self, run: Run) -> None:
         path = administrators(run.site)
