@@ -70,6 +70,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/cluster/test_kubernetes_monitoring.py",
         "tests/cluster/test_kubernetes_restore.py",
         "tests/cluster/test_kubernetes_upgrade.py",
+        "tests/cluster/test_unchanged_kubernetes.py",
     ),
     # Other systems, Pythons and versions; the demo; clusters of another shape.
     "systems": (

@@ -37,6 +37,7 @@ ALONE = {
         "test_kubernetes_demo.py",
         "test_kubernetes_beside_slurm.py",
         "test_kubernetes_e2e.py",
+        "test_unchanged_kubernetes.py",
     ),
 }
 LAB_OF = {f"tests/cluster/{file}": lab for lab, files in LABS.items() for file in files}
