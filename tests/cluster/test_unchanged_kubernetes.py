@@ -133,8 +133,7 @@ def test_bootstrap__of_a_new_user__plays_the_role_of_users(lab: Kubernetes) -> N
     lab.inventory.write_text(re.sub(r"(?m)^( +)users_accounts:\n", rf"\g<0>\g<1>  - {DAVE}\n", text))
     plan = lab.run("plan bootstrap", expect=10)
     done = lab.run("bootstrap")
-    # Without a contact, role packages groups the nodes that follow the heads.
-    assert roles_of(plan) == roles_of(done) == {"base", "packages", "users"}
+    assert roles_of(plan) == roles_of(done) == {"base", "users"}
     order = [(stage["play"], sorted(stage["hosts"])) for stage in done["stages"] if stage["role"] == "users"]
     assert [hosts for _, hosts in order] == [["head1"], ["gpu01", "gpu02"]], "the head is first"
     for node in lab.nodes:
@@ -149,7 +148,7 @@ def test_bootstrap__of_a_new_user__plays_the_role_of_users(lab: Kubernetes) -> N
 def test_bootstrap__of_a_new_team__plays_the_role_of_quotas(lab: Kubernetes) -> None:
     lab.declare('kubernetes_quota_teams: {vision: {quota: {pods: "7"}}}')
     done = lab.run("bootstrap")
-    assert (left_out(done), roles_of(done)) == (["gpu01", "gpu02"], {"base", "kubernetes_quota", "packages"})
+    assert (left_out(done), roles_of(done)) == (["gpu01", "gpu02"], {"base", "kubernetes_quota"})
     assert lab.get("namespace", "vision")["metadata"]["name"] == "vision"
     lab.run("bootstrap")
     assert decided(lab) == ALL

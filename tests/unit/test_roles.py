@@ -192,7 +192,7 @@ def test_bootstrap__each_role__has_its_name_as_its_tag() -> None:
         tags = {task["name"]: task["tags"] for task in tasks if "tags" in task}
         of_slurm = "kubernetes" not in str(play["hosts"]) or "slurm" in str(play["hosts"])
         assert len(tags) == len(tasks) or not of_slurm or play["name"] == "Configure the base of the other nodes"
-        assert {*tags.values()} <= {"packages", "verify"}
+        assert {*tags.values()} <= {"facts", "packages", "verify"}
 
 
 def test_base__in_several_plays__reads_the_same_values() -> None:
