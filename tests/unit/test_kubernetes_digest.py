@@ -17,11 +17,17 @@ from clusterctl.nodes.probe import kubernetes
 from clusterctl.util import paths
 
 SAMPLES = Path(__file__).parent.parent / "samples/kubernetes"
-NOW = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
-NODE = re.sub(r'"renewTime": "[^"]*"', f'"renewTime": "{NOW}"', (SAMPLES / "own-node.json").read_text())
-OBJECTS = (SAMPLES / "objects.json").read_text()
+NODE, OBJECTS = ((SAMPLES / name).read_text() for name in ("own-node.json", "objects.json"))
+RECORDED = datetime(2026, 11, 29, 13, 17, tzinfo=UTC)
+"""When the kubelet of the sample had just renewed its lease."""
 TEMPLATES = [*paths.content().glob("roles/kubernetes_*/templates/*.yaml.j2")]
 Edit = Callable[[dict[str, Any]], Any]
+
+
+@pytest.fixture(autouse=True)
+def _then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let it be the time of the sample."""
+    monkeypatch.setattr(kubernetes, "_now", lambda: RECORDED)
 
 
 def edited(text: str, kind: str, name: str, edit: Edit) -> str:

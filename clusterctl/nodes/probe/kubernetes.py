@@ -145,7 +145,11 @@ def _node(printed: str) -> Dict[str, Any]:
 def _age(renewed: str) -> float:
     """Return how many seconds ago a time of the API was, such as 2026-11-29T12:00:00.123456Z."""
     at = datetime.datetime.strptime(renewed[:19], "%Y-%m-%dT%H:%M:%S").replace(tzinfo=datetime.timezone.utc)
-    return (datetime.datetime.now(datetime.timezone.utc) - at).total_seconds()
+    return (_now() - at).total_seconds()
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.timezone.utc)
 
 
 def _objects(printed: str) -> Dict[str, Any]:
