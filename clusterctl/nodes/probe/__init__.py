@@ -14,14 +14,16 @@ from typing import Any
 
 # In the order in which they need each other.
 _PARTS = ("common", "gpus", "machine", "packages", "services", "drift", "kubernetes", "state", "prometheus", "main")
+_OF_STATE = {"kubernetes", "state"}  # needed with option `state` alone
 # Imports of other parts.
 _OWN = re.compile(r"^from clusterctl\.[^\n(]*(?:\([^)]*\)|[^\n]*)\n", re.MULTILINE)
 
 
 @cache
-def text() -> str:
-    """Return the text of the program, without its options."""
-    texts = [Path(__file__).with_name(f"{part}.py").read_text(encoding="utf-8") for part in _PARTS]
+def text(*, state: bool = True) -> str:
+    """Return the text of the program, without its options; without `state` it cannot answer that one."""
+    parts = [part for part in _PARTS if state or part not in _OF_STATE]
+    texts = [Path(__file__).with_name(f"{part}.py").read_text(encoding="utf-8") for part in parts]
     return _OWN.sub("", "\n".join(texts))
 
 
@@ -33,5 +35,5 @@ def packed(source: str) -> str:
 
 def program(options: dict[str, Any], function: str = "main") -> str:
     """Return the program that answers with these options (see main.main), or calls another function of a part."""
-    unpacked = f'zlib.decompress(base64.b64decode("{packed(text())}"))'
+    unpacked = f'zlib.decompress(base64.b64decode("{packed(text(state=bool(options.get("state"))))}"))'
     return f'import base64, zlib\nexec(compile({unpacked}, "probe", "exec"))\n{function}({options!r})\n'
