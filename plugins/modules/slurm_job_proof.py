@@ -279,9 +279,8 @@ def run_job(job: Job, nodes: Nodes, chosen: list[str], partition: str, reservati
     try:
         stdout = small_job(job.user, chosen, argv, job.script)
     except UnstartedError as failure:
-        if any(
-            "drain" in state.partition(":")[0] for state in failure.nodes.values()
-        ):  # they were resumed for the test
+        # Drained nodes were resumed for the test, so Slurm has drained them now.
+        if any("drain" in state.partition(":")[0] for state in failure.nodes.values()):
             raise
         job.notes.append(f"a second test job was run on {' and '.join(chosen)}: {failure}")
         stdout = small_job(job.user, chosen, argv, job.script)

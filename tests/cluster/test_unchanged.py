@@ -108,11 +108,16 @@ def test_bootstrap__of_an_edited_file__plays_its_role_alone(lab: TestLab) -> Non
 DAVE = "{name: dave, uid: 10077}"
 
 
-@pytest.mark.proves("bootstrap", "A new user plays only the roles that read the users, and can run jobs.")
-def test_bootstrap__of_a_new_user__plays_the_roles_of_users(lab: TestLab) -> None:
+def add_dave(lab: TestLab) -> None:
+    """Add a user to the inventory."""
     text = lab.inventory.read_text()
     lab.inventory.write_text(re.sub(r"(?m)^( +)users_accounts:\n", rf"\g<0>\g<1>  - {DAVE}\n", text))
     assert "dave" in lab.inventory.read_text()
+
+
+@pytest.mark.proves("bootstrap", "A new user plays only the roles that read the users, and can run jobs.")
+def test_bootstrap__of_a_new_user__plays_the_roles_of_users(lab: TestLab) -> None:
+    add_dave(lab)
     plan = lab.run("plan bootstrap", expect=10)
     done = lab.run("bootstrap")
     concerned = {"base", "slurm_logins", "users"}

@@ -3,7 +3,6 @@
 What a person changes in Kubernetes' API, in the search engine of the logs, or of a GPU is noticed.
 """
 
-import re
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +11,7 @@ from tests.cluster import logs
 from tests.cluster.kubernetes import ADMIN, RECIPES, Kubernetes
 from tests.cluster.lab import fresh_as
 from tests.cluster.leaving_out import decided
-from tests.cluster.test_unchanged import ALL, DAVE, changes, left_out, roles_of
+from tests.cluster.test_unchanged import ALL, add_dave, changes, left_out, roles_of
 from tests.faults.injury import wait_until
 
 pytestmark = pytest.mark.kit(*RECIPES, *logs.RECIPES)
@@ -129,13 +128,12 @@ def test_bootstrap__of_removed_objects__creates_them(lab: Kubernetes) -> None:
 
 @pytest.mark.proves("bootstrap", "A new user of a cluster of Kubernetes plays only the role of users.")
 def test_bootstrap__of_a_new_user__plays_the_role_of_users(lab: Kubernetes) -> None:
-    text = lab.inventory.read_text()
-    lab.inventory.write_text(re.sub(r"(?m)^( +)users_accounts:\n", rf"\g<0>\g<1>  - {DAVE}\n", text))
+    add_dave(lab)
     plan = lab.run("plan bootstrap", expect=10)
     done = lab.run("bootstrap")
     assert roles_of(plan) == roles_of(done) == {"base", "users"}
-    order = [(stage["play"], sorted(stage["hosts"])) for stage in done["stages"] if stage["role"] == "users"]
-    assert [hosts for _, hosts in order] == [["head1"], ["gpu01", "gpu02"]], "the head is first"
+    order = [sorted(stage["hosts"]) for stage in done["stages"] if stage["role"] == "users"]
+    assert order == [["head1"], ["gpu01", "gpu02"]], "the head is first"
     for node in lab.nodes:
         lab.root(node, "id -u dave")
     again = lab.run("bootstrap")

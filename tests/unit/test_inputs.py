@@ -103,6 +103,22 @@ def test_of__a_file_that_changes__differs_for_the_hosts_concerned(
     assert different(before, read(directory)) == hosts
 
 
+def test_of__archives_of_images__differ_by_size_and_time(directory: Path, tmp_path: Path) -> None:
+    """They are outside the directory, and too large to be read."""
+    archives = tmp_path / "archives"
+    archives.mkdir()
+    write(directory, "group_vars/all.yml", f"kubernetes_node_images_directory: {archives}\n")
+    before = read(directory)
+    assert before == read(directory)
+    (archives / "a.tar").write_text("a")
+    with_one = read(directory)
+    assert different(before, with_one) == ALL
+    os.utime(archives / "a.tar", ns=(1, 1))
+    assert different(with_one, read(directory)) == ALL
+    archives.rename(tmp_path / "elsewhere")
+    assert read(directory) is None
+
+
 def test_of__another_vault_password__differs_for_the_head(directory: Path) -> None:
     before = read(directory)
     (secrets.configuration() / "vault/aurora-1").write_text("another long password")

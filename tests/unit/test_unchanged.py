@@ -40,14 +40,7 @@ UP = {"head1": True, "gpu01": True, "gpu02": True}
 CLEAN = Drift(None, (), 0, {})
 EDITED = Drift(None, (Item("munge", "file", "/etc/munge/munge.key", "edited"),), 0, {})
 
-KUBERNETES = """
-all:
-  vars: {cluster_name: aurora}
-  children:
-    kubernetes_head: {hosts: {head1: {ansible_host: 10.0.0.10}}}
-    kubernetes_workers: {hosts: {gpu01: {ansible_host: 10.0.0.11}, gpu02: {ansible_host: 10.0.0.12}}}
-    monitoring: {hosts: {head1: {}}}
-"""
+KUBERNETES = INVENTORY.replace("slurm_", "kubernetes_")
 
 # What the tasks of each role do besides node_state, by module and name. A new task may change what no proof has. Before
 # it is added here, see that probe/state.py has it in its digest, or take the role out of PROVEN.
@@ -713,6 +706,55 @@ def test_output__of_a_database_of_a_head__is_in_the_digest(tmp_path: Path, monke
     assert None in found, "what fails has no state"
     monkeypatch.setattr(state, "_OUTPUTS", (("database", str(tmp_path / "none"), "false"),))
     assert state.state([], None)
+
+
+@pytest.mark.parametrize(
+    ("command", "fit"),
+    [
+        (f'echo \'{{"changes": [], "notes": []}}\' | {state._AS_SET}', True),
+        (f'echo \'{{"changes": [{{"kind": "GPU 0"}}]}}\' | {state._AS_SET}', False),
+        (f"false | {state._AS_SET}", False),
+        ("head --bytes 1000 /dev/zero", True),
+        ("head --bytes 1001 /dev/zero", False),
+    ],
+)
+def test_state__of_settings_and_outputs__is_unknown_if_they_are_not_fit(
+    monkeypatch: pytest.MonkeyPatch, command: str, fit: bool
+) -> None:
+    """A GPU that differs from its settings, and an output that is too large to be read."""
+    monkeypatch.setattr(state, "_LARGEST", 1000)
+    monkeypatch.setattr(state, "_TESTS", (("/", command),))
+    assert (state.state([], None) is not None) == fit
+
+
+def test_state__of_instances_and_networks__differs_by_links_and_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, program, folder = tmp_path / "gi-1", tmp_path / "bridge", tmp_path / "etcd"
+    for name, value in (("_INSTANCES", (str(link),)), ("_NETWORK_OF_PODS", (str(program),)), ("_ETCD", str(folder))):
+        monkeypatch.setattr(state, name, value)
+    (tmp_path / "cap1").touch()
+    (tmp_path / "cap2").touch()
+    steps: tuple[Callable[[], object], ...] = (
+        lambda: link.symlink_to("cap1"),
+        link.unlink,
+        lambda: link.symlink_to("cap2"),
+        lambda: program.write_text("a"),
+        lambda: program.write_text("ab"),
+        program.unlink,
+        lambda: folder.mkdir(mode=0o700),
+        lambda: folder.chmod(0o755),
+    )
+    before = state.state([], None)
+    for number, step in enumerate(steps):
+        step()
+        now = state.state([], None)
+        assert before and now and now["machine"] != before["machine"], number
+        before = now
+    program.write_text("ab")
+    same = state.state([], None)
+    program.write_text("cd")  # flannel's pod writes its own at each start
+    assert state.state([], None) == same
 
 
 PARTS = {

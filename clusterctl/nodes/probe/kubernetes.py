@@ -39,6 +39,8 @@ _OF_KUBEADM = [
     ["apps/v1", "DaemonSet", "kube-proxy"],
     ["apps/v1", "Deployment", "coredns"],
 ]
+# With it Kubernetes approves joins by itself: module kubernetes_control_plane deletes it.
+_BINDING = "kubeadm:node-autoapprove-bootstrap"
 # Namespaces with pods that each node has.
 _OF_NODES = r"(kube|nvidia)(-.*)?|csi-nfs"
 # Set by the server in any update: SERVERS of module kubernetes_objects.
@@ -88,7 +90,7 @@ def kubernetes_questions() -> Questions:
             ),
             get + "%s --all-namespaces --selector=%s" % (",".join(_BY_LABEL), _LABEL),
             get + "namespace/kube-system",
-            get + "clusterrolebinding/kubeadm:node-autoapprove-bootstrap --ignore-not-found",
+            get + "clusterrolebinding/%s --ignore-not-found" % _BINDING,
         )
         found.append((_PREPARE + " && ".join(commands), _objects))
     if os.path.exists(_IMAGES):
@@ -170,8 +172,7 @@ def _objects(printed: str) -> Dict[str, Any]:
     for item in objects:
         metadata = item["metadata"]
         who = (item["apiVersion"], item["kind"], metadata.get("namespace", ""), metadata["name"])
-        is_binding = metadata["name"] == "kubeadm:node-autoapprove-bootstrap"
-        if who in known or who in of_kubeadm or is_binding:
+        if who in known or who in of_kubeadm or metadata["name"] == _BINDING:
             if item["kind"] == "Deployment" and not _is_available(item):
                 raise ValueError("a deployment does not serve")
             kept = {key: value for key, value in item.items() if key != "status"}
