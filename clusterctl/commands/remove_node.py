@@ -17,6 +17,7 @@ from clusterctl.run.membership import ConfirmChange, RequireResponse
 from clusterctl.run.phases import Phase, Run, Step
 from clusterctl.run.plays import Play
 from clusterctl.run.scheduler import ControlPlane
+from clusterctl.slurm import versions
 from clusterctl.util.errors import Finding, InputError, PreflightError, Problem, WorkersFailed
 from clusterctl.util.text import fold, plural
 from clusterctl.workspace import edits, hardware, home
@@ -82,7 +83,7 @@ def _staying(options: Options, before: Inventory, change: Change, nodes: Mapping
     reason = ""
     if heads := [name for name, kind in kinds.items() if kind and kind.head in nodes[name].groups]:
         reason = _RESOLVERS.format(fold(heads))
-    elif schedulers.SLURM in kinds.values() and membership.learns_by_restart(before):
+    elif schedulers.SLURM in kinds.values() and versions.learns_by_restart(before):
         reason = membership.BY_RESTART
     if not reason:
         return change.inventory.informed

@@ -25,6 +25,8 @@ from clusterctl.util.text import did_you_mean
 __all__ = ["JUMP", "Host", "Inventory", "Position", "Problem", "judge", "load"]
 
 JUMP = consistency.JUMP
+LISTING = ("logging", "monitoring", "package_cache")
+"""Groups whose roles list all nodes of the cluster, besides the heads'."""
 _NAME = "cluster_name"
 _REACHED = ("ansible_host", "ansible_port", "cluster_address", JUMP)
 
@@ -118,9 +120,9 @@ class Inventory:
 
     @property
     def informed(self) -> tuple[str, ...]:
-        """The hosts that have the list of the cluster's nodes: all heads, monitoring and the store of the logs."""
-        watching = [host.name for group in ("monitoring", "logging") for host in self.in_group(group)]
-        return tuple(dict.fromkeys([host.name for host in self.hosts if host.is_head] + watching))
+        """The hosts that have the list of the cluster's nodes: all heads and the hosts of LISTING."""
+        listing = [host.name for group in LISTING for host in self.in_group(group)]
+        return tuple(dict.fromkeys([host.name for host in self.hosts if host.is_head] + listing))
 
 
 def load(path: Path, known: Schema | None = None) -> Inventory:

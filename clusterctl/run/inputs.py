@@ -1,32 +1,46 @@
 """What a bootstrap reads on this machine, as digests: of each host its variables by name, and all the rest as one.
 
-An inventory has no templates, so its values do not depend on anything else. A variable of one host concerns others,
-too, if a role may read it there: by `hostvars`, in a task that runs once for all, or in a plugin. These are the shared
-names of role_variables.py. Archives of images (role kubernetes_node) are too large to be read: their size and time of
-change count.
+An inventory has no templates, so its values do not depend on anything else. What concerns a host:
+
+- its own variables, and of the shared names of role_variables.py those of the other hosts that its roles see
+- the secrets by name: a role reads one as it reads a variable
+- the groups, the hosts that its roles see, how they are reached, and their hardware records
+- files of the cluster's directory that a variable names, and clusterctl with its roles
+- archives of images (role kubernetes_node) by size and time of change: they are too large to be read
+
+A worker's roles see the worker itself and the hosts that are no workers or serve others; the roles of these see all
+hosts. So a new worker concerns no other one. All hosts see all without `cluster_networks`, because their firewalls
+list the nodes then, and if Slurm's daemons learn of a new node only by a restart.
+
+The digests are keyed with the vault password: without it nobody can try values of secrets.
 """
 
 import hashlib
+import hmac
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from clusterctl.inventory.model import Inventory
+from clusterctl.inventory import model
+from clusterctl.inventory.model import Host, Inventory
 from clusterctl.run import role_variables
+from clusterctl.slurm import versions
 from clusterctl.util import files, paths
 from clusterctl.util.errors import InputError
-from clusterctl.workspace import home, secrets
+from clusterctl.workspace import hardware, home, secrets
 
 LIMIT = 64 << 20  # bytes of the cluster's directory
+SERVERS = ("grafana", "kubernetes_head", "slurm_head", *model.LISTING)
+"""Groups whose hosts the roles of other hosts see."""
 _FILES = 5000
-_IGNORED = (home.STATE, ".git", "__pycache__")
+_IGNORED = (home.STATE, ".git")
 _VARIABLES = ("group_vars", "host_vars")
 _ARCHIVES = "kubernetes_node_images_directory"
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -37,14 +51,14 @@ class HostInputs:
     """Digests of what a host's roles may read: each variable, and all the rest. A head also has a copy of all."""
 
     variables: Mapping[str, str]
-    """Its own variables by name; of shared names, the values of all hosts."""
+    """Its own variables and the secrets, by name; of shared names, the values of all hosts that it sees."""
     rest: str
-    """The hosts and groups, how they are reached, archives of images, other files of the directory, and clusterctl."""
+    """All else that the module's text lists."""
     copy: str = ""
     """The directory and its vault password (role base); empty for a worker."""
 
     def changed(self, other: "HostInputs") -> set[str]:
-        """Return the names of the variables that differ."""
+        """Return the names of the variables and secrets that differ."""
         names = self.variables.keys() | other.variables.keys()
         return {name for name in names if self.variables.get(name) != other.variables.get(name)}
 
@@ -60,47 +74,138 @@ class Inputs:
 
 def of(inventory: Inventory) -> Inputs | None:
     """Return the inputs of a loaded inventory; None if the cluster's directory cannot be read or has too many files."""
-    everything, variables, rest, size = hashlib.sha256(), hashlib.sha256(), hashlib.sha256(), 0
-    structure = {inventory.path.name, *_VARIABLES}
     try:
-        rest.update(_of_clusterctl().encode())
-        for count, path in enumerate(_below(inventory.directory)):
-            name, data = path.relative_to(inventory.directory), files.read(path, LIMIT)
-            size += len(data)
-            if size > LIMIT or count >= _FILES:
-                return None
-            # A head has a copy of the directory (role base), of which known_hosts is a part.
-            concerns_all = () if name.parts == (home.KNOWN_HOSTS,) else (rest,)
-            for digest in (everything, *((variables,) if name.parts[0] in structure else concerns_all)):
-                digest.update(b"%d %s %d\n%s" % (len(os.fsencode(name)), os.fsencode(name), len(data), data))
-        rest.update(_json(_archives(inventory)))
-        tree = yaml.load(files.read(inventory.path, LIMIT), Loader=_Loader)  # noqa: S506 - a safe loader
-        vault = secrets.vault_password_file(inventory.directory).read_bytes()
+        digest = _Digest(secrets.vault_password_file(inventory.directory).read_bytes())
+        found = _contents(inventory.directory)
+        hosts = _Reader(inventory, digest, found).hosts()
     except (OSError, files.UnfitError, metadata.PackageNotFoundError, yaml.YAMLError, InputError):
         return None
-    groups = {name: list(hosts) for name, hosts in inventory.groups.items()}
-    rest.update(_json([_skeleton(tree), groups, _chosen(inventory, lambda name: name.startswith("ansible_"))]))
-    names = role_variables.shared_names(paths.content())
-    shared = {name: _digest(values) for name, values in _chosen(inventory, names.__contains__).items()}
-    copy = hashlib.sha256(everything.digest() + vault).hexdigest()
-    hosts = {
-        host.name: HostInputs(
-            {name: _digest(value) for name, value in {**host.variables, **_parts(host.variables)}.items()} | shared,
-            rest.hexdigest(),
-            copy if host.is_head else "",
-        )
-        for host in inventory.hosts
-    }
-    return Inputs(everything.hexdigest(), variables.hexdigest(), hosts)
+    structure = {inventory.path.name, *_VARIABLES}
+    variables = {name: one for name, one in found.items() if name.split("/")[0] in structure}
+    return Inputs(digest(found), digest(variables), hosts)
 
 
-def _chosen(inventory: Inventory, is_chosen: Callable[[str], bool]) -> dict[str, dict[str, Any]]:
+@dataclass(frozen=True)
+class _Digest:
+    """Keyed digests of values, as hexadecimal digits."""
+
+    key: bytes
+
+    def __call__(self, value: object) -> str:
+        return hmac.digest(self.key, json.dumps(value, default=repr).encode(), "sha256").hex()[:32]
+
+
+class _Reader:
+    """Digests what each host's roles read; `contents` has the files of the cluster's directory."""
+
+    def __init__(self, inventory: Inventory, digest: _Digest, contents: Mapping[str, str]) -> None:
+        self._inventory, self._digest, self._contents = inventory, digest, contents
+        content = paths.content()
+        self._names = role_variables.shared_names(content)
+        self._plain = {host.name for host in inventory.hosts if _is_plain(host)}
+        if versions.learns_by_restart(inventory):
+            self._plain = set()
+        known = _secrets(inventory.directory, files.read(inventory.directory / secrets.FILE, LIMIT), digest.key)
+        read = known.keys() & role_variables.words(content)
+        self._secrets = {name: digest(known[name]) for name in read}
+        # Any other may concern all roles, as the key of the records does.
+        others = {name: value for name, value in known.items() if name not in read}
+        self._common = [_of_clusterctl(), _archives(inventory), self._named_files(), others]
+        self._tree = yaml.load(files.read(inventory.path, LIMIT), Loader=_Loader)  # noqa: S506 - a safe loader
+
+    def hosts(self) -> dict[str, HostInputs]:
+        """Return the inputs of each host."""
+        digest, every = self._digest, {host.name for host in self._inventory.hosts}
+        of_all, rest_of_all = self._shared(every), self._rest(every)
+        of_servers, rest_of_servers = self._shared(every - self._plain), self._rest(every - self._plain)
+        shared_by_all = {name: digest(values) for name, values in of_all.items()}
+        copy, found = digest(self._contents), {}
+        for host in self._inventory.hosts:
+            own = {**host.variables, **_parts(host.variables)}
+            variables, rest = {name: digest(value) for name, value in own.items()} | self._secrets, rest_of_all
+            if host.name in self._plain:
+                names = of_servers.keys() | (self._names & own.keys())
+                variables |= {name: digest([of_servers.get(name), own.get(name)]) for name in names}
+                rest = digest([rest_of_servers, sorted(host.groups), _reached([host]), self._record(host.name)])
+            else:
+                variables |= shared_by_all
+            found[host.name] = HostInputs(variables, rest, copy if host.is_head else "")
+        return found
+
+    def _shared(self, seen: Collection[str]) -> dict[str, dict[str, Any]]:
+        hosts = [host for host in self._inventory.hosts if host.name in seen]
+        return _chosen(hosts, self._names.__contains__)
+
+    def _rest(self, seen: Collection[str]) -> str:
+        hosts = [host for host in self._inventory.hosts if host.name in seen]
+        groups = {name: [one for one in members if one in seen] for name, members in self._inventory.groups.items()}
+        records = [self._record(host.name) for host in hosts]
+        return self._digest([self._common, _skeleton(self._tree, seen), groups, _reached(hosts), records])
+
+    def _record(self, name: str) -> str | None:
+        return self._contents.get(hardware.path_of(Path(), name).as_posix())
+
+    def _named_files(self) -> dict[str, str]:
+        """Return the digest of each file of the directory whose path is a value in the inventory, or a part of one."""
+        found = {}
+        for text in {text for host in self._inventory.hosts for text in _texts(host.variables)}:
+            name = os.path.normpath(text)
+            if name in self._contents:
+                found[name] = self._contents[name]
+            elif name.split("/")[0] in _IGNORED:
+                found[name] = hashlib.sha256(files.read(self._inventory.directory / name, LIMIT)).hexdigest()
+        return found
+
+
+def _is_plain(host: Host) -> bool:
+    """Return whether no other worker's roles see the host, and its roles see no other worker."""
+    return host.is_worker and host.groups.isdisjoint(SERVERS) and bool(host.variables.get("cluster_networks"))
+
+
+def _reached(hosts: Iterable[Host]) -> dict[str, dict[str, Any]]:
+    return _chosen(hosts, lambda name: name.startswith("ansible_"))
+
+
+def _chosen(hosts: Iterable[Host], is_chosen: Callable[[str], bool]) -> dict[str, dict[str, Any]]:
     """Return by name the values that hosts have of some variables."""
     found: dict[str, dict[str, Any]] = {}
-    for host in inventory.hosts:
+    for host in hosts:
         for name, value in host.variables.items():
             if is_chosen(name):
                 found.setdefault(name, {})[host.name] = value
+    return found
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yield each text in a value, at any depth."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from _texts(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _texts(one)
+
+
+@lru_cache(maxsize=1)
+def _secrets(directory: Path, _sealed: bytes, _password: bytes) -> dict[str, str]:
+    """Return the cluster's secrets, decrypted once as long as file and password are the same. Raises InputError."""
+    return secrets.values(directory)
+
+
+def _contents(directory: Path) -> dict[str, str]:
+    """Return the digest of each file of the cluster's directory by its path in it, in order.
+
+    Raises OSError, UnfitError, also for too many or too large files.
+    """
+    found, size = dict[str, str](), 0
+    for path in _below(directory, _IGNORED):
+        data = files.read(path, LIMIT)
+        size += len(data)
+        if size > LIMIT or len(found) >= _FILES:
+            raise files.UnfitError(f"{directory} has more than {_FILES} files or {LIMIT} bytes")
+        found[path.relative_to(directory).as_posix()] = hashlib.sha256(data).hexdigest()
     return found
 
 
@@ -117,43 +222,34 @@ def _parts(variables: Mapping[str, Any]) -> dict[str, Any]:
     return {"users_accounts:uids": [uid for uid in uids if uid is None or uid < 1000 or 59999 < uid < 65536]}
 
 
-def _digest(value: object) -> str:
-    return hashlib.sha256(_json(value)).hexdigest()[:32]
-
-
-def _json(value: object) -> bytes:
-    return json.dumps(value, default=repr).encode()
-
-
-def _skeleton(tree: object) -> object:
-    """Return the groups of an inventory's tree, in order, with the names of their hosts, without variables."""
+def _skeleton(tree: object, seen: Collection[str]) -> object:
+    """Return the groups of an inventory's tree, in order, with those of their hosts that are seen; no variables."""
     found: list[object] = []
     for name, content in tree.items() if isinstance(tree, dict) else ():
         inner = content if isinstance(content, dict) else {}
-        found.append([str(name), [str(host) for host in inner.get("hosts") or ()], _skeleton(inner.get("children"))])
+        hosts = [str(host) for host in inner.get("hosts") or () if str(host) in seen]
+        found.append([str(name), hosts, _skeleton(inner.get("children"), seen)])
     return found
 
 
-def _below(directory: Path) -> Iterator[Path]:
+def _below(directory: Path, ignored: Collection[str] = ()) -> Iterator[Path]:
+    """Yield the files below a directory, in order, without those in its ignored folders."""
     for path in sorted(directory.iterdir()):
-        if path.name in _IGNORED:
-            continue
-        if path.is_dir():
-            yield from _below(path)
-        else:
-            yield path
+        if path.name not in ignored:
+            yield from _below(path) if path.is_dir() else [path]
 
 
 @cache
 def _of_clusterctl() -> str:
     """Return a digest of clusterctl, its roles, and Ansible's version."""
-    versions = [metadata.version(name) for name in ("ansible-core", "cryptography", "jinja2")]
-    digest = hashlib.sha256(" ".join(versions).encode())
+    releases = [metadata.version(name) for name in ("ansible-core", "cryptography", "jinja2")]
+    digest = hashlib.sha256(" ".join(releases).encode())
     content = paths.content()
     package = Path(__file__).resolve().parent.parent
     for folder in (package, *(content / name for name in ("playbooks", "plugins", "roles"))):
         for path in _below(folder):
-            data = path.read_bytes()
-            digest.update(b"%s %d\n%s" % (os.fsencode(path.relative_to(folder.parent)), len(data), data))
+            if "__pycache__" not in path.parts:
+                data = path.read_bytes()
+                digest.update(b"%s %d\n%s" % (os.fsencode(path.relative_to(folder.parent)), len(data), data))
     digest.update((content / "ansible.cfg").read_bytes())
     return digest.hexdigest()

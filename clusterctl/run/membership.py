@@ -17,7 +17,6 @@ from clusterctl.slurm import versions
 from clusterctl.ui.screen import Screen
 from clusterctl.util.errors import Finding, Interrupted, PreflightError, Problem
 from clusterctl.util.text import did_you_mean, printable
-from clusterctl.workspace import hardware
 from clusterctl.workspace.edits import Change
 
 BY_RESTART = (
@@ -110,7 +109,7 @@ def unknown(names: Sequence[str], known: Sequence[str], what: str = "worker") ->
 
 def limited(options: Options, after: Inventory, names: Sequence[str], screen: Screen) -> Options:
     """Limit a run to these nodes and to the hosts whose configuration lists them, which can be all hosts."""
-    if any(after.host(name).scheduler is SLURM for name in names) and learns_by_restart(after):
+    if any(after.host(name).scheduler is SLURM for name in names) and versions.learns_by_restart(after):
         reason = BY_RESTART
     elif not after.variables.get("cluster_networks"):
         reason = _BY_FIREWALLS
@@ -118,16 +117,3 @@ def limited(options: Options, after: Inventory, names: Sequence[str], screen: Sc
         return replace(options, limit=",".join([*names, *after.informed]))
     screen.say(reason.format(len(after.hosts)))
     return replace(options, limit=None)
-
-
-def learns_by_restart(after: Inventory) -> bool:
-    """Return whether the head's Slurm is older than 23.11: a changed list of nodes needs a restart of all daemons.
-
-    Source: https://slurm.schedmd.com/faq.html#add_nodes and the release notes of 23.11.
-    """
-    for head in after.in_group(SLURM.head):
-        path = hardware.path_of(after.directory, head.name)
-        release = versions.of_node(head, hardware.load(path)) if path.exists() else None
-        if release is not None and release < "23.11":
-            return True
-    return False

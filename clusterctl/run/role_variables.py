@@ -70,6 +70,13 @@ def _words(content: Path) -> Mapping[str, frozenset[str]]:
     return {role: frozenset(_defined(_WORD.findall(text), {**definitions, **sources})) for role, text in texts.items()}
 
 
+@cache
+def words(content: Path) -> frozenset[str]:
+    """Return the words that single roles of the bootstrap may read: none that an action plugin reads for any role."""
+    of_any = {one for path in content.glob("plugins/action/*.py") for one in _WORD.findall(path.read_text("utf-8"))}
+    return frozenset().union(*_words(content).values()) - of_any
+
+
 def _filters(content: Path) -> dict[str, str]:
     """Return the text of each filter by its name: it may get all variables of a host."""
     found = dict[str, str]()
@@ -87,13 +94,13 @@ def readers(content: Path, names: Collection[str], present: Collection[str], als
 
     With them are the roles before them whose results these roles may read.
     """
-    words, found = _words(content), set[str]()
-    pending = {role for role in present if role in also or words[role].intersection(names)}
+    known, found = _words(content), set[str]()
+    pending = {role for role in present if role in also or known[role].intersection(names)}
     while pending:
         role = pending.pop()
         found.add(role)
         earlier = {other for other in present if _is_before(content, other, role)}
-        pending |= {other for other in earlier if words[role] & _results(content)[other]} - found
+        pending |= {other for other in earlier if known[role] & _results(content)[other]} - found
     return found
 
 

@@ -234,7 +234,7 @@ def decide(site: Site, now: Inputs | None, possible: Collection[str]) -> Decisio
 def _due(host: Host, proof: Proof, now: HostInputs, edited: Collection["Item"] = ()) -> _Due:
     """Return what is due on a host, by its inputs, by its proof, and by what was edited there."""
     content, own = paths.content(), _roles(host) - {_VERIFY}
-    read = {name for name in proof.inputs.changed(now) if role_variables.readers(content, [name], own)}
+    read = {name for name in proof.inputs.changed(now) if role_variables.readers(content, [name], own | {_VERIFY})}
     of_edited = {pruning.ROLE_OF.get(item.scope, item.scope) for item in edited}
     copy = {"base"} if proof.inputs.copy != now.copy else set()
     found = role_variables.readers(content, read, own, {*proof.pending, *of_edited, *copy})
@@ -248,7 +248,7 @@ def _due(host: Host, proof: Proof, now: HostInputs, edited: Collection["Item"] =
     }
     reason = next((text for text, holds in possible.items() if holds), "")
     is_known = proof.inputs.rest == now.rest and of_edited <= own and found <= SEPARATE.keys()
-    return _Due(frozenset(found) if is_known else None, reason)
+    return _Due(frozenset(found or ({_VERIFY} if read else ())) if is_known else None, reason)
 
 
 def _trouble(site: Site, host: Host, proof: Proof, unreached: set[str] | None, serving: Collection[str]) -> str:

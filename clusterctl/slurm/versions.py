@@ -10,9 +10,11 @@ from collections.abc import Mapping
 
 import yaml
 
-from clusterctl.inventory.model import Host
+from clusterctl.inventory.model import Host, Inventory
+from clusterctl.inventory.schedulers import SLURM
 from clusterctl.util import paths
 from clusterctl.util.text import upstream
+from clusterctl.workspace import hardware
 from clusterctl.workspace.hardware import Hardware, of_system
 
 PIN = "slurm_head_version"
@@ -45,3 +47,16 @@ def of_package(version: str) -> str:
 def work_together(head: str, other: str) -> bool:
     """Return whether a head supports a worker, or the state, of another release; unknown releases support their own."""
     return oldest().get(head, head) <= other <= head
+
+
+def learns_by_restart(inventory: Inventory) -> bool:
+    """Return whether the head's Slurm is older than 23.11: a changed list of nodes needs a restart of all daemons.
+
+    Source: https://slurm.schedmd.com/faq.html#add_nodes and the release notes of 23.11.
+    """
+    for head in inventory.in_group(SLURM.head):
+        path = hardware.path_of(inventory.directory, head.name)
+        release = of_node(head, hardware.load(path)) if path.exists() else None
+        if release is not None and release < "23.11":
+            return True
+    return False

@@ -278,14 +278,14 @@ class Cluster:
         found: Mapping[str, Any] | None = None,
     ) -> None:
         self.system, self.found = system, found
-        self._loader = DataLoader()
-        self._loader.set_vault_secrets([("default", VAULT)])
-        self.manager = InventoryManager(loader=self._loader, sources=[str(inventory)])
+        self.loader = DataLoader()
+        self.loader.set_vault_secrets([("default", VAULT)])
+        self.manager = InventoryManager(loader=self.loader, sources=[str(inventory)])
         if AnsibleCollectionConfig.collection_finder is None:  # another test may have come first
             init_plugin_loader()
         lookup_loader.add_directory(str(CONTENT / "plugins/lookup"))
         filter_loader.add_directory(str(CONTENT / "plugins/filter"))
-        shared = self._loader.load_from_file(str(CONTENT / "playbooks/group_vars/all.yml"), trusted_as_template=True)
+        shared = self.loader.load_from_file(str(CONTENT / "playbooks/group_vars/all.yml"), trusted_as_template=True)
         everybody = self.manager.groups["all"]
         for name, value in {**shared, **everybody.vars, **(VARIABLES if variables is None else variables)}.items():
             everybody.set_variable(name, value)
@@ -302,14 +302,14 @@ class Cluster:
     def role(self, name: str, host: str, **known: Any) -> Role:
         """Return a role as it is on a host, with these variables above all others."""
         path, system = CONTENT / "roles" / name, system_of(self.system)
-        self._loader.set_basedir(str(path))
+        self.loader.set_basedir(str(path))
 
         def content(file: Path) -> Any:
-            return (self._loader.load_from_file(str(file), trusted_as_template=True) or {}) if file.is_file() else {}
+            return (self.loader.load_from_file(str(file), trusted_as_template=True) or {}) if file.is_file() else {}
 
         defaults = content(CONTENT / "playbooks/group_vars/all.yml") | content(path / "defaults/main.yml")
         private = content(path / "vars/main.yml") | content(path / f"vars/{system.family}.yml")
-        variables = VariableManager(loader=self._loader, inventory=self.manager)
+        variables = VariableManager(loader=self.loader, inventory=self.manager)
         everything = defaults | variables.get_vars(host=self.manager.get_host(host)) | private
         everything |= registered(self.system, self.found)
         everything |= {
@@ -327,11 +327,11 @@ class Cluster:
             "ansible_play_hosts": self.hosts,
             "ansible_play_hosts_all": self.hosts,
             "ansible_search_path": [str(path), str(CONTENT / "playbooks")],
-            "hostvars": HostVars(self.manager, variables, self._loader),
+            "hostvars": HostVars(self.manager, variables, self.loader),
             "playbook_dir": str(CONTENT / "playbooks"),
             "role_path": str(path),
         }
-        return Role(path, Templar(loader=self._loader, variables={**everything, **known}))
+        return Role(path, Templar(loader=self.loader, variables={**everything, **known}))
 
 
 def record(name: str, number: int, system: str) -> dict[str, Any]:
@@ -375,10 +375,14 @@ def record(name: str, number: int, system: str) -> dict[str, Any]:
     }
 
 
+def declared_secrets() -> set[str]:
+    """Return the names of the secrets of all roles."""
+    return {name for role in ROLES if (role / "meta/secrets.yml").is_file() for name in load(role / "meta/secrets.yml")}
+
+
 def seal(directory: Path) -> None:
     """Write the encrypted secrets of a cluster."""
-    declared = [load(role / "meta/secrets.yml") for role in ROLES if (role / "meta/secrets.yml").is_file()]
-    secrets = {name: SECRET for names in declared for name in names}
+    secrets = dict.fromkeys(declared_secrets(), SECRET)
     sealed = VaultLib([("aurora-1", VAULT)]).encrypt(yaml.safe_dump(secrets), vault_id="aurora-1")
     (directory / "secrets.yml").write_bytes(sealed)
 

@@ -1,21 +1,37 @@
 """No role reads a variable that run/role_variables.py does not find in its text."""
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from ansible.errors import AnsibleError
 
 from clusterctl.inventory import bootstrap_plays, schema
 from clusterctl.run import inputs, role_variables, unchanged
-from tests.systems.rendering import CONTENT, SCHEDULERS, Cluster, Role, a_cluster, roles_of, roles_with, tasks, trusted
+from tests.systems.rendering import (
+    CONTENT,
+    SCHEDULERS,
+    SECRET,
+    Cluster,
+    Role,
+    a_cluster,
+    declared_secrets,
+    record,
+    roles_of,
+    roles_with,
+    tasks,
+    trusted,
+)
 
 SYSTEM = "debian-13"
 OTHER = "of-another-host"
 _KNOWN: Any = schema.load()
-OWN = {*_KNOWN.variables} - role_variables.shared_names(CONTENT)
+SHARED = role_variables.shared_names(CONTENT) & {*_KNOWN.variables}
+OWN = {*_KNOWN.variables} - SHARED
 
 
 MODULES = {path.stem for path in CONTENT.glob("plugins/modules/*.py")} - {"node_state"}
@@ -166,6 +182,89 @@ def test_shared_variables__of_another_host__are_read(
     cluster = Cluster(directories[scheduler] / "inventory.yaml", SYSTEM)
     cluster.set(host, **{name: value})
     assert outcome(cluster, reader, scheduler) != before[scheduler][reader]
+
+
+WORKERS = {
+    "slurm": ("docker", "gpu_config", "gpu_metrics", "mpi", "slurm_workers"),
+    "kubernetes": ("kubernetes_workers",),
+}
+"""Groups of the workers."""
+FOR_OTHERS = {"kubernetes_worker": "labels the nodes that are played, on a head", "verify": "tests them, on a head"}
+"""Roles of workers that read other workers, and why that is nothing that they change on the worker itself."""
+
+
+def with_workers(directory: Path, scheduler: str, *names: str) -> Cluster:
+    """Return the cluster of a directory with these workers."""
+    tree = yaml.safe_load((directory / "inventory.yaml").read_text())
+    for group in WORKERS[scheduler]:
+        hosts = tree["all"]["children"].setdefault(group, {}).setdefault("hosts", {})
+        hosts |= {name: hosts.get(name) or {} for name in names}
+    (directory / "inventory.yaml").write_text(yaml.safe_dump(tree))
+    for number, name in enumerate(names, 1):
+        (directory / f"hardware/{name}.json").write_text(json.dumps(record(name, number, SYSTEM)))
+    return Cluster(directory / "inventory.yaml", SYSTEM)
+
+
+@pytest.mark.proves("bootstrap", "A worker's roles read nothing of other workers.")
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_roles_of_a_worker__with_another_worker__are_the_same(tmp_path: Path, scheduler: str) -> None:
+    """With `cluster_networks`, so that no firewall lists the nodes."""
+    a_cluster(tmp_path, SYSTEM, scheduler)
+    cluster = with_workers(tmp_path, scheduler, "gpu01")
+    groups = {"all", *(group.name for group in cluster.manager.hosts["gpu01"].get_groups())}
+    roles = {*bootstrap_plays.roles_of_host(bootstrap_plays.load(CONTENT), groups)}
+    before = {host: {name: of_role(cluster, host, name) for name in roles} for host in cluster.hosts}
+    with_another = with_workers(tmp_path, scheduler, "gpu01", "gpu02")
+    with_another.set("gpu02", **dict.fromkeys(SHARED - {"cluster_networks"}, OTHER))
+    after = {host: {name: of_role(with_another, host, name) for name in roles} for host in cluster.hosts}
+    differ = {host: {name for name in roles if after[host][name] != before[host][name]} for host in before}
+    assert not [text for text in before["gpu01"].values() if not text.startswith("[")]
+    assert differ["gpu01"] <= FOR_OTHERS.keys()
+    assert "base" in differ["head1"], "the head's list of names has the other worker"
+
+
+class Noted(dict[str, str]):
+    """Secrets, of which the names that are read are noted."""
+
+    def __init__(self, known: Mapping[str, str]) -> None:
+        super().__init__(known)
+        self.names = set[str]()
+
+    def __getitem__(self, name: str) -> str:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+
+@pytest.mark.proves("bootstrap", "No role reads a secret that it does not name.")
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_secrets__that_a_role_reads__are_found_in_its_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler: str
+) -> None:
+    cluster, known = a_cluster(tmp_path, SYSTEM, scheduler), declared_secrets() & role_variables.words(CONTENT)
+    load, read = cluster.loader.load_from_file, set[str]()
+    secrets = Noted(dict.fromkeys(declared_secrets(), SECRET))
+    monkeypatch.setattr(
+        cluster.loader,
+        "load_from_file",
+        lambda path, **options: secrets if path.endswith("secrets.yml") else load(path, **options),
+    )
+    for role in sorted(PLAYED[scheduler]):
+        secrets.names.clear()
+        for host in cluster.hosts:
+            of_role(cluster, host, role)
+        found = {name for name in known if role in role_variables.readers(CONTENT, [name], PLAYED[scheduler])}
+        assert secrets.names <= found, role
+        read |= secrets.names
+    assert len(read) > 10
+
+
+def test_groups__that_roles_name__are_of_workers_or_of_servers() -> None:
+    """A worker's inputs have the hosts of the others alone."""
+    files = [path for name in ("roles", "playbooks", "plugins") for path in CONTENT.glob(f"{name}/**/*")]
+    texts = [path.read_text() for path in files if path.suffix in (".j2", ".py", ".yml")]
+    named = {name for text in texts for name in re.findall(r"groups\['(\w+)'\]", text)}
+    workers = {"all", "gpu_metrics", "kubernetes_workers", "mpi", "slurm_workers", "ungrouped"}
+    assert named == {*inputs.SERVERS} | workers
 
 
 def test_outcomes__of_a_cluster__are_those_of_whole_roles(before: dict[str, dict[str, dict[str, str]]]) -> None:

@@ -1,24 +1,33 @@
 """What a bootstrap reads on this machine, by host: run/inputs.py."""
 
+import json
 import os
 import re
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
 from clusterctl.inventory import model
-from clusterctl.run import inputs
+from clusterctl.run import inputs, role_variables
 from clusterctl.run.inputs import Inputs
+from clusterctl.slurm import versions
 from clusterctl.util import paths
 from clusterctl.util.errors import InputError
 from clusterctl.workspace import secrets
+from tests.systems.rendering import record
 
 # A lookup of Ansible's own, and terms that are a role's own files, those of the cluster's directory, or its variables.
 LOOKUP = r"(?:lookup|query)\('ansible\.builtin\.(\w+)', *([^)]*)"
 OWN = r"'[\w.-]+\.\w+'|'[\w-]+-[\w-]+'|\w+ ~ '\.\w+'|role_path|inventory_dir|\*?__\w+|\*\(cluster_ca_certificates"
 INVENTORY = """
 all:
-  vars: {cluster_name: aurora}
+  vars:
+    cluster_name: aurora
+    cluster_networks: [10.0.0.0/24]
+    cluster_ca_certificates: [./company.pem, .clusterctl/ca.pem, a/.git/ca.pem]
   children:
     slurm_head: {hosts: {head1: {ansible_host: 10.0.0.10}}}
     slurm_workers: {hosts: {gpu01: {ansible_host: 10.0.0.11}, gpu02: {ansible_host: 10.0.0.12}}}
@@ -26,6 +35,20 @@ all:
 """
 HEAD = {"head1"}  # it has a copy of the directory
 ALL = HEAD | {"gpu01", "gpu02"}
+PEM = "-----BEGIN CERTIFICATE-----\n"
+RECORD = json.dumps(record("head1", 1, "debian-13"))
+PASSWORD = "a long vault password"
+SECRETS = {"alertmanager_slack_url": "https://hooks.example/1", "munge_key": "a2V5", "record_key": "cmVjb3Jk"}
+
+
+@cache
+def _sealed(text: str) -> str:
+    return str(secrets._vault("aurora-1", PASSWORD.encode()).encrypt(text.encode(), vault_id="aurora-1").decode())
+
+
+def sealed(known: Mapping[str, str]) -> str:
+    """Return the text of a file of secrets."""
+    return _sealed(yaml.safe_dump(dict(known)))
 
 
 def a_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -33,19 +56,21 @@ def a_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(folder.parent / f"{folder.name}-config"))
     vault = secrets.configuration() / "vault"
     vault.mkdir(parents=True)
-    (vault / "aurora-1").write_text("a long vault password")
+    (vault / "aurora-1").write_text(PASSWORD)
     (vault / "aurora-1").chmod(0o600)
     for name, text in {
         "inventory.yaml": INVENTORY,
         "group_vars/all.yml": "cluster_timezone: Etc/UTC\n",
         "host_vars/gpu01.yml": "{}\n",
         "hardware/gpu01.json": "{}",
-        "secrets.yml": "$ANSIBLE_VAULT;1.2;AES256;aurora-1\n6100\n",
-        "company.pem": "a certificate",
+        "secrets.yml": sealed(SECRETS),
+        "company.pem": PEM,
         "known_hosts": "gpu01 ssh-ed25519 AAAA\n",
         ".clusterctl/lock": "",
+        ".clusterctl/ca.pem": PEM,
+        "a/.git/ca.pem": PEM,
     }.items():
-        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
         (folder / name).write_text(text)
     return folder
 
@@ -77,18 +102,28 @@ def write(directory: Path, name: str, text: str) -> None:
         ("group_vars/slurm_workers.yml", "cluster_timezone: Europe/Berlin\n", ALL),
         ("host_vars/gpu01.yml", "cluster_timezone: Europe/Berlin\n", HEAD | {"gpu01"}),
         ("host_vars/gpu01.yml", "base_packages: [zsh]\n", HEAD | {"gpu01"}),
-        ("host_vars/gpu01.yml", "cluster_address: 10.1.0.11\n", ALL),
-        ("host_vars/gpu01.yml", "ansible_port: 2222\n", ALL),
+        ("host_vars/gpu01.yml", "cluster_address: 10.1.0.11\n", HEAD | {"gpu01"}),
+        ("host_vars/gpu01.yml", "ansible_port: 2222\n", HEAD | {"gpu01"}),
+        ("host_vars/head1.yml", "cluster_address: 10.1.0.1\n", ALL),
+        ("host_vars/head1.yml", "ansible_port: 2222\n", ALL),
         ("host_vars/gpu01.yml", "# the same\n{}\n", HEAD),  # a head has a copy of the directory
-        ("inventory.yaml", INVENTORY.replace("gpu02: {ansible_host", "gpu03: {ansible_host"), ALL | {"gpu03"}),
-        ("inventory.yaml", INVENTORY + "    mpi: {hosts: {gpu01: {}}}\n", ALL),
+        ("inventory.yaml", INVENTORY.replace("gpu02: {", "gpu03: {"), HEAD | {"gpu02", "gpu03"}),
+        ("inventory.yaml", INVENTORY.replace("10.0.0.12}", "10.0.0.12}, gpu03: {}"), HEAD | {"gpu03"}),
+        ("inventory.yaml", INVENTORY + "    mpi: {hosts: {gpu01: {}}}\n", ALL),  # the names of the groups
+        ("inventory.yaml", INVENTORY + "    logging: {hosts: {gpu01: {}}}\n", ALL),
         ("inventory.yaml", INVENTORY.replace("gpu01: {", "gpu01: {base_packages: [zsh], "), HEAD | {"gpu01"}),
         ("inventory.yaml", INVENTORY + "# a comment\n", HEAD),
-        ("hardware/gpu01.json", '{"cpus": 2}', ALL),
-        ("hardware/gpu02.json", "{}", ALL),
-        ("secrets.yml", "$ANSIBLE_VAULT;1.2;AES256;aurora-1\n6101\n", ALL),
-        ("company.pem", "another", ALL),
-        ("other.pem", "a certificate", ALL),
+        ("hardware/gpu01.json", '{"cpus": 2}', HEAD | {"gpu01"}),
+        ("hardware/gpu02.json", "{}", HEAD | {"gpu02"}),
+        ("hardware/head1.json", RECORD, ALL),
+        ("hardware/gone.json", "{}", HEAD),
+        ("secrets.yml", sealed(SECRETS) + "\n", HEAD),
+        ("secrets.yml", sealed(SECRETS | {"alertmanager_slack_url": "https://hooks.example/2"}), ALL),
+        ("secrets.yml", sealed(SECRETS | {"record_key": "b3RoZXI="}), ALL),
+        ("company.pem", f"{PEM}another", ALL),
+        (".clusterctl/ca.pem", f"{PEM}another", ALL),
+        ("a/.git/ca.pem", f"{PEM}another", ALL),
+        ("other.pem", "a certificate", HEAD),
         ("known_hosts", "other", HEAD),
         (".clusterctl/lock", "other", set()),
         (".clusterctl/unchanged.json", "other", set()),
@@ -119,12 +154,58 @@ def test_of__archives_of_images__differ_by_size_and_time(directory: Path, tmp_pa
     assert read(directory) is None
 
 
-def test_of__another_vault_password__differs_for_the_head(directory: Path) -> None:
+def test_of__another_vault_password__differs(directory: Path) -> None:
+    """It is the key of the digests, so nobody can try values without it."""
     before = read(directory)
     (secrets.configuration() / "vault/aurora-1").write_text("another long password")
-    assert different(before, read(directory)) == HEAD
+    assert read(directory) is None, "it does not decrypt the secrets"
+    again = secrets._vault("aurora-1", b"another long password").encrypt(b"{}", vault_id="aurora-1").decode()
+    write(directory, "secrets.yml", str(again))
+    after = read(directory)
+    assert before and after
+    assert not {*before.hosts["gpu01"].variables.values()} & {*after.hosts["gpu01"].variables.values()}
     (secrets.configuration() / "vault/aurora-1").unlink()
     assert read(directory) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        (INVENTORY.replace("    cluster_networks: [10.0.0.0/24]\n", ""), ALL | {"gpu03"}),  # firewalls list the nodes
+        (INVENTORY + "    package_cache: {hosts: {gpu01: {}}}\n", HEAD | {"gpu01", "gpu03"}),
+        (INVENTORY + "    grafana: {hosts: {gpu01: {}}}\n", HEAD | {"gpu01", "gpu03"}),
+        (INVENTORY + "    mpi: {hosts: {gpu01: {}}}\n", HEAD | {"gpu03"}),
+        (INVENTORY.replace("slurm_", "kubernetes_"), HEAD | {"gpu03"}),
+    ],
+)
+def test_of__a_new_worker__differs_for_the_hosts_that_see_it(directory: Path, text: str, hosts: set[str]) -> None:
+    write(directory, "inventory.yaml", text)
+    before = read(directory)
+    write(directory, "inventory.yaml", text.replace("10.0.0.12}", "10.0.0.12}, gpu03: {ansible_host: 10.0.0.13}"))
+    assert different(before, read(directory)) == hosts
+
+
+def test_of__a_new_worker_of_an_old_slurm__differs_for_all(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its daemons learn of it by a restart."""
+    monkeypatch.setattr(versions, "learns_by_restart", lambda _: True)
+    before = read(directory)
+    write(directory, "inventory.yaml", INVENTORY.replace("10.0.0.12}", "10.0.0.12}, gpu03: {}"))
+    assert different(before, read(directory)) == ALL | {"gpu03"}
+
+
+@pytest.mark.parametrize(
+    ("secret", "roles"),
+    [("alertmanager_slack_url", {"alertmanager"}), ("munge_key", {"munge"}), ("record_key", set())],
+)
+def test_of__a_secret__is_a_variable_of_the_roles_that_name_it(directory: Path, secret: str, roles: set[str]) -> None:
+    before = read(directory)
+    write(directory, "secrets.yml", sealed(SECRETS | {secret: "another"}))
+    after = read(directory)
+    assert before and after
+    one, other = before.hosts["gpu01"], after.hosts["gpu01"]
+    assert one.changed(other) == ({secret} if roles else set())
+    assert (one.rest != other.rest) == (not roles), "what no role names may concern all"
+    assert role_variables.readers(paths.content(), [secret], ["alertmanager", "munge", "users"]) == roles
 
 
 @pytest.mark.parametrize(
@@ -143,12 +224,12 @@ def test_of__another_order__differs(directory: Path, name: str, one: str, other:
     write(directory, name, one)
     before = read(directory)
     write(directory, name, other)
-    assert different(before, read(directory)) == ALL
+    assert different(before, read(directory)) >= HEAD
 
 
 def test_of__files_with_variables__have_a_digest_of_their_own(directory: Path) -> None:
     before = read(directory)
-    write(directory, "company.pem", "another")
+    write(directory, "company.pem", f"{PEM}another")
     after = read(directory)
     assert before and after and before.variables == after.variables
     write(directory, "group_vars/all.yml", "{}\n")
@@ -173,8 +254,9 @@ def test_of__a_group_below_another__differs(directory: Path) -> None:
 def test_of__a_file_that_is_renamed_or_removed__differs(directory: Path) -> None:
     first = read(directory)
     (directory / "company.pem").rename(directory / "other.pem")
+    write(directory, "inventory.yaml", INVENTORY.replace("company.pem", "other.pem"))
     second = read(directory)
-    (directory / "other.pem").unlink()
+    write(directory, "inventory.yaml", INVENTORY.replace("./company.pem, ", ""))
     assert different(first, second) == different(second, read(directory)) == ALL
 
 

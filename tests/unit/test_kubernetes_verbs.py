@@ -30,6 +30,7 @@ from clusterctl.run.phases import Run as Phases
 from clusterctl.run.planning import Plan
 from clusterctl.run.rolling import Pace, Rolling
 from clusterctl.slurm import checks as slurm_checks
+from clusterctl.slurm import versions
 from clusterctl.slurm.client import Job
 from clusterctl.ui.screen import Screen
 from clusterctl.util.errors import ClusterctlError, HeadFailed, InputError, PreflightError, WorkersFailed
@@ -402,7 +403,7 @@ def test_limit__of_a_new_worker__is_it_and_the_heads(tmp_path: Path) -> None:
 
 def test_restart__of_slurms_daemons__is_never_needed_without_slurm(tmp_path: Path) -> None:
     given = site(tmp_path, HEADS).inventory
-    assert not membership.learns_by_restart(given)
+    assert not versions.learns_by_restart(given)
     known = {host.name: recorded() for host in given.hosts}
     for check in (slurm_checks.releases, slurm_checks.confinement, slurm_checks.job_defaults):
         assert list(check(given, known)) == []
@@ -515,7 +516,7 @@ def test_removal__that_was_interrupted__configures_the_same_hosts_again(
         given.directory / home.STATE,
         removals.Node("gone", (group,), {"cluster_name": "aurora", "ansible_host": "10.0.0.9"}, ()),
     )
-    monkeypatch.setattr(membership, "learns_by_restart", lambda _: True)
+    monkeypatch.setattr(versions, "learns_by_restart", lambda _: True)
     options = Options("remove-node", given.path, nodes=("gone",))
     _, found = phases_of(monkeypatch, lambda: remove_node.remove_node(options, dead=True))
     assert {*found["limit"].split(",")} == {host.name for host in given.hosts}

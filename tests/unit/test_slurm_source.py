@@ -9,8 +9,7 @@ import pytest
 from ansible.errors import AnsibleError
 
 from clusterctl.inventory import slurm_source
-from clusterctl.run import membership
-from clusterctl.slurm import checks
+from clusterctl.slurm import checks, versions
 from tests.systems.rendering import SYSTEMS, Cluster, a_cluster, record
 from tests.unit.test_preflight import _set, facts, three
 
@@ -244,4 +243,4 @@ def test_new_nodes__by_the_release_of_the_source__come_without_a_restart(
     (tmp_path / "hardware/head1.json").write_text(json.dumps(record("head1", 0, "debian-12")), encoding="utf-8")
     known = three(tmp_path)
     hosts = [replace(host, variables={**host.variables, "slurm_head_version": version}) for host in known.hosts]
-    assert membership.learns_by_restart(replace(known, hosts=tuple(hosts))) is by_restart
+    assert versions.learns_by_restart(replace(known, hosts=tuple(hosts))) is by_restart

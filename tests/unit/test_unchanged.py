@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -31,7 +32,7 @@ from clusterctl.ui.screen import Screen
 from clusterctl.util import paths
 from clusterctl.util.errors import ClusterctlError, HeadFailed, WorkersFailed
 from clusterctl.workspace import secrets
-from tests.unit.test_inputs import INVENTORY, a_directory
+from tests.unit.test_inputs import INVENTORY, PEM, SECRETS, a_directory, sealed
 from tests.unit.test_role_plugins import plugin
 
 STATE = dict.fromkeys(("accounts", "machine", "packages", "records"), "a" * 64)
@@ -274,7 +275,7 @@ CHANGES: Mapping[str, Callable[[Path, set[str]], dict[str, Any]]] = {
     "another state": lambda _path, _heard: {"state": OTHER},
     "no state": lambda _path, _heard: {"state": None},
     "a changed variable": lambda path, _heard: {"_": (path / "group_vars/all.yml").write_text("cluster_timezone: UTC")},
-    "a changed file": lambda path, _heard: {"_": (path / "company.pem").write_text("another")},
+    "a changed file": lambda path, _heard: {"_": (path / "company.pem").write_text(f"{PEM}another")},
     "a silent node": lambda _path, heard: {"_": heard.remove("gpu01") or ""},  # type: ignore[func-returns-value]
     "a damaged proof": lambda path, _heard: {"_": (path / ".clusterctl/unchanged.json").write_text('{"gpu01": 3}')},
     "an unknown field": lambda path, _heard: {
@@ -688,6 +689,38 @@ def test_state__of_gpus__is_unknown_if_a_finding_drains(
     assert (state.state([], None) is not None) == fit
 
 
+PACKAGES = next(command for part, _, command in state._OUTPUTS if part == "packages")
+APT = "adduser all installed\nlibc6 amd64 installed\n"
+
+
+@pytest.mark.parametrize(
+    ("after", "same"),
+    [
+        (APT, True),
+        ("libc6 amd64 installed\nadduser all installed\n", True),  # rpm lists one that was upgraded in another place
+        (APT + "curl amd64 installed\n", False),
+        ("libc6 amd64 installed\n", False),
+        (APT.replace("all installed", "all half-configured"), False),
+    ],
+)
+def test_state__of_packages__differs_by_name_and_status(
+    monkeypatch: pytest.MonkeyPatch, after: str, same: bool
+) -> None:
+    """Not by version: a security update is nothing that a role would change."""
+    found = []
+    for listed in (APT, after):
+        monkeypatch.setattr(state, "_OUTPUTS", (("packages", "/", f"printf '{listed}'"),))
+        found.append(state.state([], None) or {})
+    assert (found[0]["packages"] == found[1]["packages"]) is same
+
+
+@pytest.mark.skipif(not Path("/var/lib/dpkg/status").exists(), reason="the packages of a system with dpkg")
+def test_packages__of_this_system__are_listed_without_versions() -> None:
+    listed = subprocess.run(["sh", "-c", PACKAGES], check=True, capture_output=True, text=True).stdout
+    assert re.search(r"(?m)^dpkg \S+ installed$", listed)
+    assert {len(line.split()) for line in listed.splitlines()} == {3}
+
+
 def test_mounts__of_a_table__are_those_that_are_there() -> None:
     table = (
         "# a comment\nnas:/home /home nfs defaults 0 0\nUUID=1 / ext4 defaults 0 1\nnas:/data /data nfs noauto 0 0\n"
@@ -723,6 +756,7 @@ def test_state__of_settings_and_outputs__is_unknown_if_they_are_not_fit(
 ) -> None:
     """A GPU that differs from its settings, and an output that is too large to be read."""
     monkeypatch.setattr(state, "_LARGEST", 1000)
+    monkeypatch.setattr(state, "_OUTPUTS", ())
     monkeypatch.setattr(state, "_TESTS", (("/", command),))
     assert (state.state([], None) is not None) == fit
 
@@ -730,9 +764,11 @@ def test_state__of_settings_and_outputs__is_unknown_if_they_are_not_fit(
 def test_state__of_instances_and_networks__differs_by_links_and_sizes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    link, program, folder = tmp_path / "gi-1", tmp_path / "bridge", tmp_path / "etcd"
-    for name, value in (("_INSTANCES", (str(link),)), ("_NETWORK_OF_PODS", (str(program),)), ("_ETCD", str(folder))):
+    link, program, folder, modules = (tmp_path / name for name in ("gi-1", "bridge", "etcd", "6.12.48"))
+    for name, value in (("_INSTANCES", (str(link),)), ("_NETWORK_OF_PODS", (str(program),))):
         monkeypatch.setattr(state, name, value)
+    monkeypatch.setattr(state, "_ETCD", str(folder))
+    monkeypatch.setattr(state, "_KERNELS", str(modules))
     (tmp_path / "cap1").touch()
     (tmp_path / "cap2").touch()
     steps: tuple[Callable[[], object], ...] = (
@@ -744,6 +780,7 @@ def test_state__of_instances_and_networks__differs_by_links_and_sizes(
         program.unlink,
         lambda: folder.mkdir(mode=0o700),
         lambda: folder.chmod(0o755),
+        modules.mkdir,  # a kernel that was installed
     )
     before = state.state([], None)
     for number, step in enumerate(steps):
@@ -760,7 +797,6 @@ def test_state__of_instances_and_networks__differs_by_links_and_sizes(
 PARTS = {
     "_ACCOUNTS": "accounts",
     "_CONTENTS": "machine",
-    "_PACKAGES": "packages",
     "_PASSWORDS": "accounts",
     "_RECORDS": "records",
     "_STATUS": "machine",
@@ -806,7 +842,7 @@ FEW: Mapping[str, tuple[Callable[[Path], dict[str, Any]], set[str] | None, set[s
     "a variable that other hosts read": (
         lambda path: {"_": (path / "host_vars/gpu01.yml").write_text("node_exporter_port: 9200")},
         {"base", "node_exporter", "packages", "prometheus"},
-        set(),
+        {"gpu02"},
     ),
     "a variable of a role that these hosts do not have": (
         lambda path: {
@@ -820,7 +856,41 @@ FEW: Mapping[str, tuple[Callable[[Path], dict[str, Any]], set[str] | None, set[s
         None,
         set(),
     ),
-    "another file": (lambda path: {"_": (path / "company.pem").write_text("another")}, None, set()),
+    "a variable of role verify alone": (
+        lambda path: {"_": (path / "host_vars/gpu01.yml").write_text("verify_user: grace")},
+        {"head_base", "verify"},
+        {"gpu02"},
+    ),
+    "a secret": (
+        lambda path: {
+            "_": (path / "secrets.yml").write_text(sealed(SECRETS | {"alertmanager_slack_url": "https://x.example/"}))
+        },
+        {"alertmanager", "head_base"},
+        {"gpu01", "gpu02"},
+    ),
+    "a secret that all may read": (
+        lambda path: {"_": (path / "secrets.yml").write_text(sealed(SECRETS | {"record_key": "b3RoZXI="}))},
+        None,
+        set(),
+    ),
+    "a new worker": (
+        lambda path: {
+            "_": (path / "inventory.yaml").write_text(INVENTORY.replace("10.0.0.12}", "10.0.0.12}, gpu03: {}"))
+        },
+        None,
+        {"gpu01", "gpu02"},
+    ),
+    "the hardware of a worker": (
+        lambda path: {"_": (path / "hardware/gpu01.json").write_text("{}\n")},
+        None,
+        {"gpu02"},
+    ),
+    "a file that no variable names": (
+        lambda path: {"_": (path / "notes.md").write_text("a note")},
+        {"head_base"},
+        {"gpu01", "gpu02"},
+    ),
+    "a certificate": (lambda path: {"_": (path / "company.pem").write_text(f"{PEM}another")}, None, set()),
     "an edited file of a role": (lambda _path: {"drift": OF_BASE}, {"base"}, set()),
     "an edited file of a role that others depend on": (lambda _path: {"drift": EDITED}, None, set()),
     "an edited file of a role that is not here": (lambda _path: {"drift": OF_PODMAN}, None, set()),

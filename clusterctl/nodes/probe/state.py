@@ -31,10 +31,9 @@ _CONTENTS = (
     "/var/lib/clusterctl/kubernetes-worker.version",
 )
 _RECORDS = "/var/lib/clusterctl/state/*.json"
-# Of these, mode, size and time of change are: passwords, the packages, what kubeadm keeps, modules that were built for
-# the kernel, what NVIDIA's own installer leaves, programs that are no packages, and plugins that were built for Slurm.
+# Of these, mode, size and time of change are: passwords, what kubeadm keeps, modules that were built for the kernel,
+# what NVIDIA's own installer leaves, programs that are no packages, and plugins that were built for Slurm.
 _PASSWORDS = "/etc/shadow"
-_PACKAGES = ("/usr/lib/sysimage/rpm/rpmdb.sqlite*", "/var/lib/dpkg/status", "/var/lib/rpm/rpmdb.sqlite*")
 _STATUS = (
     "/etc/kubernetes/*.conf",
     "/etc/kubernetes/clusterctl/*",
@@ -48,13 +47,23 @@ _STATUS = (
     "/usr/local/lib/slurm/*",
 )
 _MODULES = r"(?m)^(nvidia\w*|nouveau|gdrdrv|ib_umad) "
+_KERNELS = "/lib/modules/*"  # role nvidia_driver needs the headers of each, and builds modules for it
 _ETCD = "/var/lib/etcd"  # its mode alone
 # Devices of MIG instances: role gpu_config makes the links. The second has their numbers.
 _INSTANCES = ("/dev/nvidia-mig/*/*", "/proc/driver/nvidia/capabilities/gpu*/mig/gi*/**")
 # What each new pod needs: of the first two the size counts, as flannel's pod writes its own at each start.
 _NETWORK_OF_PODS = ("/opt/cni/bin/*", "/usr/lib/cni/*", "/sys/class/net/flannel*")
-# The output of these is in the digests, where the file exists: what roles keep in the databases of a head.
+# The output of these is in the digests, where the file exists: which packages are installed, and what roles keep in the
+# databases of a head. Versions, of the packages that roles name, are compared with the records: a security update of
+# another one is nothing that a role would change.
 _OUTPUTS = (
+    (
+        "packages",
+        "/etc/os-release",
+        "if [ -e /var/lib/dpkg/status ];"
+        " then dpkg-query --show --showformat '${Package} ${Architecture} ${db:Status-Status}\\n';"
+        " else rpm --query --all --queryformat '%{NAME} %{ARCH}\\n'; fi",
+    ),
     (
         "accounting",
         "/etc/slurm/slurmdbd.conf",
@@ -104,7 +113,7 @@ def state(found: List[Facts], driver: Optional[str]) -> Optional[Dict[str, str]]
             return None
         machine = [(path, _content(path)) for path in _CONTENTS]  # type: List[object]
         machine.extend(_statuses(_STATUS))
-        machine.append([os.uname().release, os.uname().nodename])
+        machine.append([os.uname().release, os.uname().nodename, sorted(glob.glob(_KERNELS))])
         machine.append(sorted(re.findall(_MODULES, read("/proc/modules"))))
         machine.append([line.split()[0] for line in read("/proc/swaps").splitlines()[1:]])
         machine.append(os.stat(_ETCD).st_mode if os.path.exists(_ETCD) else None)
@@ -120,10 +129,10 @@ def state(found: List[Facts], driver: Optional[str]) -> Optional[Dict[str, str]]
         parts = {
             "accounts": [[_content(path) for path in _ACCOUNTS], _status(_PASSWORDS)],
             "machine": machine,
-            "packages": _statuses(_PACKAGES),
             "records": [(path, _content(path)) for path in sorted(glob.glob(_RECORDS))],
         }  # type: Dict[str, object]
-        parts.update({part: outputs[len(tests) + number] for number, (part, _) in enumerate(kept)})
+        # rpm lists a package that was upgraded in another place.
+        parts.update({part: sorted(outputs[len(tests) + number].splitlines()) for number, (part, _) in enumerate(kept)})
         for number, (_, parts_of) in enumerate(questions):
             parts.update(parts_of(outputs[len(tests) + len(kept) + number]))
     except (OSError, ValueError, KeyError, TypeError):
