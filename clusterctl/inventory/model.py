@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -77,17 +78,28 @@ class Inventory:
     groups: Mapping[str, tuple[str, ...]]
     variables: Mapping[str, Any]
 
+    @cached_property
+    def _by_name(self) -> dict[str, Host]:
+        return {host.name: host for host in self.hosts}
+
+    @cached_property
+    def _by_group(self) -> dict[str, tuple[Host, ...]]:
+        found: dict[str, list[Host]] = {"all": [*self.hosts]}
+        for host in self.hosts:
+            for group in host.groups:
+                found.setdefault(group, []).append(host)
+        return {group: tuple(hosts) for group, hosts in found.items()}
+
     def host(self, name: str) -> Host:
         """Return the host `name`. Raises InputError with the nearest name."""
-        for host in self.hosts:
-            if host.name == name:
-                return host
+        if name in self._by_name:
+            return self._by_name[name]
         near = did_you_mean(name, [host.name for host in self.hosts])
         raise InputError([Problem(None, str(self.path), f'no host "{shown(name)}"', near)])
 
     def in_group(self, group: str) -> tuple[Host, ...]:
         """Return the hosts of a group and its sub-groups; none if the group does not exist."""
-        return tuple(host for host in self.hosts if group == "all" or group in host.groups)
+        return self._by_group.get(group, ())
 
     @property
     def schedulers(self) -> tuple[Kind, ...]:
@@ -118,7 +130,7 @@ class Inventory:
         """The hosts that run jobs or pods."""
         return tuple(host for host in self.hosts if host.is_worker)
 
-    @property
+    @cached_property
     def informed(self) -> tuple[str, ...]:
         """The hosts that have the list of the cluster's nodes: all heads and the hosts of LISTING."""
         listing = [host.name for group in LISTING for host in self.in_group(group)]

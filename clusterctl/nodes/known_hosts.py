@@ -3,8 +3,10 @@
 import base64
 import fnmatch
 import hmac
-from collections.abc import Collection, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import paramiko
@@ -26,6 +28,18 @@ class HostKey:
     line: str
 
 
+_Entry = tuple[int, bool, str]
+"""A line with a key: its number, whether the key is revoked, and its text."""
+
+
+@dataclass(frozen=True)
+class _Entries:
+    """The lines with keys by the name that they are for, and those with patterns or hashes of names."""
+
+    by_name: Mapping[str, list[_Entry]]
+    with_patterns: Sequence[tuple[list[str], _Entry]]
+
+
 def keys(known_hosts: Path, name: str) -> tuple[list[paramiko.PKey], list[paramiko.PKey]]:
     """Return the accepted and the revoked keys of `name` in the file.
 
@@ -33,20 +47,43 @@ def keys(known_hosts: Path, name: str) -> tuple[list[paramiko.PKey], list[parami
     """
     accepted: list[paramiko.PKey] = []
     revoked: list[paramiko.PKey] = []
-    for line in home.known_hosts(known_hosts):
+    known = _entries(known_hosts, _stamp(known_hosts))
+    special = [entry for patterns, entry in known.with_patterns if _names(patterns, name)]
+    for _, is_revoked, line in sorted([*known.by_name.get(name, ()), *special]):
+        try:
+            entry = HostKeyEntry.from_line(line)
+        except Exception:  # noqa: S112 - paramiko raises a dozen unrelated types for an invalid key
+            continue
+        if entry and entry.key:
+            (revoked if is_revoked else accepted).append(entry.key)
+    return accepted, revoked
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Return what differs after each change of a file; empty if there is none."""
+    try:
+        known = path.stat()
+    except OSError:
+        return ()
+    return known.st_dev, known.st_ino, known.st_size, known.st_mtime_ns, known.st_ctime_ns
+
+
+@lru_cache(maxsize=4)
+def _entries(known_hosts: Path, _stamp: tuple[int, ...]) -> _Entries:
+    """Return the lines with keys. They are read once as long as the file is the same: each host needs them."""
+    by_name, with_patterns = defaultdict[str, list[_Entry]](list), list[tuple[list[str], _Entry]]()
+    for number, line in enumerate(home.known_hosts(known_hosts)):
         fields = line.split()
         marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
         if len(fields) < 3 or fields[0].startswith("#") or marker not in ("", "@revoked"):
             continue
-        if not _names(fields[0].split(","), name):
-            continue
-        try:
-            entry = HostKeyEntry.from_line(" ".join(fields[:3]))
-        except Exception:  # noqa: S112 - paramiko raises a dozen unrelated types for an invalid key
-            continue
-        if entry and entry.key:
-            (revoked if marker else accepted).append(entry.key)
-    return accepted, revoked
+        names, entry = fields[0].split(","), (number, bool(marker), " ".join(fields[:3]))
+        if any(set(name) & set("|!*?") for name in names):
+            with_patterns.append((names, entry))
+        else:
+            for name in {name.lower() for name in names}:
+                by_name[name].append(entry)
+    return _Entries(by_name, with_patterns)
 
 
 def add(known_hosts: Path, new: Sequence[HostKey]) -> None:

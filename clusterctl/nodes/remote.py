@@ -41,13 +41,17 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 logging.getLogger("paramiko").propagate = False
 
 
-def each(hosts: Sequence[Host], work: Callable[[Host], R], at_once: int | None = None) -> dict[str, R]:
-    """Do `work` for all hosts in parallel and return the results by host name; raise the first exception at the end.
+AT_ONCE = 256
+"""Nodes that are contacted at the same time. Each needs two open files here, and a process often may have 1024."""
 
-    One daemon thread per host: one that does not respond delays neither Ctrl-C nor the others, if `at_once` is None.
+
+def each(hosts: Sequence[Host], work: Callable[[Host], R], at_once: int | None = None) -> dict[str, R]:
+    """Do `work` for all hosts, `at_once` (default: AT_ONCE) in parallel; return the results by host name.
+
+    Raises the first exception at the end. One daemon thread per host: one that does not respond does not delay Ctrl-C.
     """
     results, errors = dict[str, R](), list[BaseException]()
-    slots = threading.BoundedSemaphore(at_once or len(hosts) or 1)
+    slots = threading.BoundedSemaphore(at_once or AT_ONCE)
 
     def one(host: Host) -> None:
         try:

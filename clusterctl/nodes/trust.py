@@ -11,6 +11,7 @@ from clusterctl.nodes.session import ContactError, Failure
 from clusterctl.util.errors import Finding, InputError, PreflightError, Problem
 
 FINGERPRINT = "cluster_host_key"
+_PROCESSES = 16  # of `ssh -G`, which each host's route takes once
 _TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ssh-rsa")
 
 Ask = Callable[[Sequence[HostKey]], bool]
@@ -47,6 +48,7 @@ def ensure(inventory: Inventory, access: Access, accept: bool = False, ask: Ask 
     Otherwise nothing is recorded, and preflight reports each such host with its fingerprint. An existing entry never
     changes. Raises PreflightError if a host's key differs from the inventory's fingerprint.
     """
+    each(inventory.hosts, route.of, _PROCESSES)
     new = [host for host in inventory.hosts if not any(trusted.keys(access.known_hosts, route.of(host).name))]
     # A host behind a jump host can be reached only after the jump host's key is recorded.
     for hosts in ([h for h in new if not h.jump], [h for h in new if h.jump]):

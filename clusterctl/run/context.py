@@ -157,7 +157,8 @@ class Site:
 
     def only(self, names: Collection[str], playbook: str = "") -> "Site":
         """Return the site with only these hosts and the informed hosts, for another playbook if given."""
-        hosts = tuple(host for host in self.hosts if host.name in {*names, *self.inventory.informed})
+        chosen = {*names, *self.inventory.informed}
+        hosts = tuple(host for host in self.hosts if host.name in chosen)
         return replace(self, hosts=hosts, playbook=playbook or self.playbook)
 
     def redactor(self, needed: bool = False) -> Redactor:

@@ -19,6 +19,7 @@ from clusterctl.nodes.session import ContactError, Failure
 from clusterctl.run import gpu_checks, pruning, system_checks
 from clusterctl.slurm import checks
 from clusterctl.util.errors import Finding, PreflightError
+from clusterctl.util.text import fold
 from clusterctl.workspace import hardware, secrets
 from clusterctl.workspace.hardware import Hardware
 
@@ -96,7 +97,7 @@ def preflight(
     facts = {name: answer.facts for name, answer in answers.items() if answer.facts}
     findings += _clocks(facts, inventory.head.name, records)
     # Hosts outside this run are known by their records; findings about them are dropped below.
-    known = {name: record for name, record in records.items() if name in {host.name for host in inventory.hosts}}
+    known = {host.name: records[host.name] for host in inventory.hosts if host.name in records}
     known |= {name: found.hardware for name, found in facts.items()}
     unconfined = {finding.node: finding for finding in checks.confinement(inventory, known)}
     confined = {name: found for name, found in facts.items() if name not in unconfined}
@@ -154,7 +155,7 @@ def _unfit(
 
     A worker with another problem too, such as a changed host key, is not skipped and stops the run.
     """
-    optional = {name for name in answers if name not in kubernetes_checks.needed_heads(inventory, answers)}
+    optional = answers.keys() - kubernetes_checks.needed_heads(inventory, answers)
     other = {one.node for one in findings if not one.warning and one is not unconfined.get(one.node)}
     unfit = {name for name in optional if any(e.failure in UNREACHABLE for e in answers[name].errors)}
     unfit |= optional & unconfined.keys() - other
@@ -354,7 +355,7 @@ def _machine_ids(known: Mapping[str, Hardware]) -> Iterator[Finding]:
     for identity, names in _same({name: record.machine_id for name, record in known.items()}):
         hint = "one server listed twice, or a clone: rm /etc/machine-id; systemd-machine-id-setup"
         for name in names:
-            yield Finding(name, "machine id", f"{identity} is also the machine id of {_others(names, name)}", hint)
+            yield Finding(name, "machine id", f"{identity} is the machine id of {fold(names)}", hint)
 
 
 def _hostnames(inventory: Inventory, facts: Mapping[str, Facts]) -> Iterator[Finding]:
@@ -362,7 +363,7 @@ def _hostnames(inventory: Inventory, facts: Mapping[str, Facts]) -> Iterator[Fin
     for hostname, names in _same({name: own[name] for name in own if own[name] not in COMMON_HOSTNAMES}):
         for name in names:
             hint = "one server listed twice, or a clone: hostnamectl set-hostname"
-            yield Finding(name, "hostname", f"{hostname} is also the hostname of {_others(names, name)}", hint)
+            yield Finding(name, "hostname", f"{hostname} is the hostname of {fold(names)}", hint)
     listed = {host.name.split(".")[0].lower(): host.name for host in inventory.hosts}
     for name, hostname in own.items():
         if listed.get(hostname, name) != name:
@@ -371,15 +372,14 @@ def _hostnames(inventory: Inventory, facts: Mapping[str, Facts]) -> Iterator[Fin
 
 
 def _host_keys(inventory: Inventory, known_hosts: Path) -> Iterator[Finding]:
-    fingerprints: dict[str, list[str]] = defaultdict(list)
+    fingerprints: dict[str, dict[str, None]] = defaultdict(dict)
     for host in inventory.hosts:
         for key in keys(known_hosts, route.of(host).name)[0]:
-            fingerprints[key.fingerprint].append(host.name)
+            fingerprints[key.fingerprint][host.name] = None
     for names in fingerprints.values():
-        for name in names if len(set(names)) > 1 else ():
+        for name in names if len(names) > 1 else ():
             hint = "a clone can impersonate the other host; create new keys: rm /etc/ssh/ssh_host_*_key*; ssh-keygen -A"
-            found = f"its SSH host key is also the key of {_others(names, name)}"
-            yield Finding(name, "host key", found, hint, warning=True)
+            yield Finding(name, "host key", f"{fold(names)} have the same SSH host key", hint, warning=True)
 
 
 def _same(values: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
@@ -387,7 +387,3 @@ def _same(values: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
     for name, value in values.items():
         names[value].append(name)
     return ((value, found) for value, found in names.items() if value and len(found) > 1)
-
-
-def _others(names: Iterable[str], name: str) -> str:
-    return ", ".join(other for other in names if other != name)

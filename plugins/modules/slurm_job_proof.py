@@ -241,11 +241,21 @@ def choose(nodes: Nodes, known: dict[str, tuple[str, str]]) -> tuple[list[str], 
     able = [name for name in nodes if nodes[name]["gpus"]] or list(nodes)
     free = [name for name in able if known[name][0] in FREE]
     if not free:
-        raise BusyError("no node is free: " + ", ".join(f"{name} is {known[name][0]}" for name in sorted(able)))
+        raise BusyError("no node is free: " + in_states({name: known[name][0] for name in sorted(able)}))
     free.sort(key=lambda name: (known[name][0] != "idle", -nodes[name]["gpus"], name))
     bundles = [[name for name in free if known[name][1] == known[first][1]][:2] for first in free]
     best = max(bundles, key=len)
     return best, known[best[0]][1]
+
+
+def in_states(states: dict[str, str]) -> str:
+    """Return which nodes are in which state, of many nodes the first ones and the number of the others."""
+    found = []
+    for state in dict.fromkeys(states.values()):
+        names = [name for name in states if states[name] == state]
+        few = names if len(names) < 5 else [*names[:3], f"{len(names) - 3} others"]
+        found.append(f"{', '.join(few)} {'is' if len(names) == 1 else 'are'} {state}")
+    return ", ".join(found)
 
 
 def parse_answers(stdout: str, chosen: list[str]) -> Nodes:

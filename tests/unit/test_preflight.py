@@ -331,6 +331,7 @@ def test_clones_are_told_by_their_host_key(tmp_path: Path) -> None:
     (tmp_path / "known_hosts").write_text(known(1, key) + known(2, key) + known(3, other))
     found = list(preflight._host_keys(cluster, tmp_path / "known_hosts"))
     assert [(f.node, f.warning) for f in found] == [("gpu01", True), ("gpu02", True)]
+    assert {f.found for f in found} == {"gpu01, gpu02 have the same SSH host key"}, "so that many are one line"
 
 
 @pytest.mark.proves("preflight", "Systems whose Slurm versions cannot communicate are refused.")

@@ -25,6 +25,18 @@ GOOD = {"node": "gpu01", "job": "7", "user": 64999, "devices": {"/dev/nvidia0": 
 
 
 @pytest.mark.proves("untrusted", "A proof job's answer counts only if whole and of a chosen node.")
+@pytest.mark.parametrize(
+    ("states", "text"),
+    [
+        ({"gpu01": "allocated"}, "gpu01 is allocated"),
+        ({"gpu01": "down", "gpu02": "mixed", "gpu03": "down"}, "gpu01, gpu03 are down, gpu02 is mixed"),
+        (dict.fromkeys(map("gpu{:03}".format, range(500)), "mixed"), "gpu000, gpu001, gpu002, 497 others are mixed"),
+    ],
+)
+def test_in_states__of_many_nodes__names_the_first(states: dict[str, str], text: str) -> None:
+    assert JOB.in_states(states) == text
+
+
 def test_only_whole_answers_of_chosen_nodes_count() -> None:
     foreign = [
         "{",

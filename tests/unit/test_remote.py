@@ -10,7 +10,7 @@ import paramiko
 import pytest
 
 from clusterctl.inventory.model import Host
-from clusterctl.nodes import remote, trust
+from clusterctl.nodes import known_hosts, remote, trust
 from clusterctl.nodes.remote import Access
 from clusterctl.nodes.session import ContactError, Failure, Session
 
@@ -137,7 +137,7 @@ def test_an_unknown_host_key_is_refused_and_shown(tmp_path: Path, node: Server, 
     assert node.attempts == []
 
 
-@pytest.mark.parametrize("names", ["{name}", "*", "[127.0.0.?]:{port}", "other,{name}", "{hashed}"])
+@pytest.mark.parametrize("names", ["{name}", "*", "[127.0.0.?]:{port}", "other,{name}", "{hashed}", "!other,*"])
 def test_every_way_to_write_a_name_is_understood(tmp_path: Path, node: Server, names: str) -> None:
     name = f"[127.0.0.1]:{node.port}"
     written = names.format(name=name, port=node.port, hashed=paramiko.HostKeys.hash_host(name))
@@ -270,6 +270,32 @@ def test_all_hosts_are_asked_at_once(tmp_path: Path) -> None:
         found = trust.scan([host(port, name=f"gpu{n:02}") for n in range(hosts)], Access(tmp_path / "known_hosts"))
         assert {type(said) for said in found.values()} == {ContactError}
     assert len(met) == hosts
+
+
+def test_keys__of_a_file_that_changes__are_read_again(tmp_path: Path) -> None:
+    one, other = ed25519(tmp_path / "a"), ed25519(tmp_path / "b")
+    path = tmp_path / "known_hosts"
+    assert known_hosts.keys(path, "[127.0.0.1]:1") == ([], [])
+    path.write_text(known(1, one))
+    assert known_hosts.keys(path, "[127.0.0.1]:1") == ([one], [])
+    path.write_text("@revoked " + known(1, one) + known(1, other))
+    assert known_hosts.keys(path, "[127.0.0.1]:1") == ([other], [one])
+    path.write_text(known(1, one).replace("[127", "!*,[127"))
+    assert known_hosts.keys(path, "[127.0.0.1]:1") == ([], [])
+
+
+def test_hosts__too_many_for_the_open_files__are_contacted_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "AT_ONCE", 3)
+    busy, most = set[str](), list[int]()
+
+    def work(one: Host) -> None:
+        busy.add(one.name)
+        time.sleep(0.02)
+        most.append(len(busy))
+        busy.discard(one.name)
+
+    assert len(remote.each([host(22, name=f"gpu{n:02}") for n in range(12)], work)) == 12
+    assert max(most) == 3
 
 
 def test_hosts__as_many_as_asked_for__are_worked_on_at_once() -> None:

@@ -4,6 +4,7 @@ import io
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from clusterctl.ansible.runner import Output
 from clusterctl.inventory import model as inventory
 from clusterctl.inventory.model import Host
 from clusterctl.nodes import remote
+from clusterctl.nodes.contact import Contact
 from clusterctl.ui import report
 from clusterctl.ui.progress import Progress
 from clusterctl.ui.screen import Screen
@@ -469,6 +471,19 @@ def test_what_is_wrong_with_nodes_fits_the_terminal_and_can_be_copied(
         "13,15]                  see whether it is up",
     ]
     assert lines[-2:] == ["gpu10                   package lock: apt-get", ""]
+
+
+def test_checked__of_many_nodes_alike__names_them_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"gpu{number:03}" for number in range(1, 501)]
+    warnings = tuple(Finding(name, "clock", "3.0 s behind head1", warning=True) for name in names)
+    differences = dict.fromkeys(names, ("memory 96 GiB, was 128 GiB",))
+    facts: dict[str, Any] = dict.fromkeys(names)
+    on, contact = screen(monkeypatch), Contact(facts, warnings, differences)
+    report.checked(on, contact, 0, 1.0)
+    assert printed(on).splitlines()[1:3] == [
+        "  note: gpu[001-500]: clock: 3.0 s behind head1",
+        "  differs from its record: gpu[001-500]: memory 96 GiB, was 128 GiB",
+    ]
 
 
 def test_what_is_wrong_with_nodes_is_a_line_each_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
