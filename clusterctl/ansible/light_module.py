@@ -18,6 +18,7 @@ from typing import Any
 from ansible import constants
 from ansible.executor.module_common import _BuiltModule
 from ansible.plugins.action import ActionBase
+from ansible.template import trust_as_template
 
 from clusterctl.util.paths import content
 
@@ -81,6 +82,19 @@ except Exception as error:
 
 class Light(ActionBase):  # type: ignore[misc]  # Ansible has no types
     """An action plugin that sends a module of clusterctl, if it calls one, without Ansible's code."""
+
+    def rendered(self, text: str, header: str, task_vars: Mapping[str, Any]) -> str | None:
+        """Return a template's text as ansible.builtin.template renders it; `header` is its `ansible_managed`.
+
+        Raises AnsibleError.
+        """
+        folders = [*task_vars.get("ansible_search_path", []), self._loader.get_basedir()]
+        searchpath = [path for folder in folders for path in (str(Path(folder, "templates")), folder)]
+        variables = {"ansible_managed": header, **task_vars}
+        templar = self._templar.copy_with_new_env(searchpath=searchpath, available_variables=variables)
+        options = {"trim_blocks": True}
+        found = templar.template(trust_as_template(text), escape_backslashes=False, overrides=options)
+        return None if found is None else str(found)
 
     def _configure_module(self, module_name: str, module_args: dict[str, Any], task_vars: dict[str, Any]) -> Any:
         """Return what is sent, and the module's path. Where Ansible has to look for Python, that is all of its code."""

@@ -16,7 +16,7 @@ from rich.text import Text
 from clusterctl.inventory.model import Host
 from clusterctl.nodes.remote import Access, connect, each
 from clusterctl.nodes.session import ContactError, Session
-from clusterctl.run import context, membership
+from clusterctl.run import context
 from clusterctl.run.context import Options
 from clusterctl.ui.screen import Screen, at_commas
 from clusterctl.util.errors import InputError, Problem
@@ -98,6 +98,8 @@ def health_command(options: Options, diagnose: bool) -> int:
     workers = site.inventory.workers
     names = [host.name for host in workers]
     if unknown := [name for name in options.nodes if name not in names]:
+        from clusterctl.run import membership  # it is slow to load, and `status` needs this module
+
         raise InputError(membership.unknown(unknown, names))
     if diagnose and not options.nodes:
         raise InputError([Problem(None, "--diagnose", "names no node", "it may reset GPUs: list the nodes")])

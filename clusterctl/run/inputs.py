@@ -12,7 +12,7 @@ A worker's roles see the worker itself and the hosts that are no workers or serv
 hosts. So a new worker concerns no other one. All hosts see all without `cluster_networks`, because their firewalls
 list the nodes then, and if Slurm's daemons learn of a new node only by a restart.
 
-The digests are keyed with the vault password: without it nobody can try values of secrets.
+The digests are keyed with the vault password: without it, values of secrets cannot be tried.
 """
 
 import hashlib

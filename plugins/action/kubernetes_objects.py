@@ -7,7 +7,6 @@ from typing import Any
 
 import yaml
 from ansible.errors import AnsibleActionFail, AnsibleError
-from ansible.template import trust_as_template
 
 from clusterctl.ansible import light_module, waiting
 
@@ -45,7 +44,7 @@ class ActionModule(light_module.Light):
             arguments["part"] = arguments.get("part") or role
         objects = list(arguments.get("objects") or [])
         for name in arguments.get("templates") or []:
-            objects += documents(name, self._rendered(name, task_vars))
+            objects += documents(name, self._text(name, task_vars))
         for name in arguments.get("files") or []:
             objects += documents(name, Path(str(self._needle("files", name))).read_text(encoding="utf-8"))
         state, wait = arguments.get("state") or "present", int(arguments.get("wait", 300))
@@ -61,14 +60,10 @@ class ActionModule(light_module.Light):
         except AnsibleError as error:
             raise AnsibleActionFail(f"kubernetes_objects: {name}: {error}") from error
 
-    def _rendered(self, name: str, task_vars: Data) -> str:
-        """Return a template's text, rendered as by ansible.builtin.template."""
-        text = trust_as_template(Path(self._needle("templates", name)).read_text(encoding="utf-8"))
-        folders = [*task_vars.get("ansible_search_path", []), self._loader.get_basedir()]
-        searchpath = [path for folder in folders for path in (str(Path(folder, "templates")), folder)]
-        variables = {"ansible_managed": HEADER, **task_vars}
-        templar = self._templar.copy_with_new_env(searchpath=searchpath, available_variables=variables)
+    def _text(self, name: str, task_vars: Data) -> str:
+        """Return the text that a template gives."""
+        text = Path(self._needle("templates", name)).read_text(encoding="utf-8")
         try:
-            return str(templar.template(text, escape_backslashes=False, overrides={"trim_blocks": True}))
+            return str(self.rendered(text, HEADER, task_vars))
         except AnsibleError as error:
             raise AnsibleActionFail(f"kubernetes_objects: {name}: {error}") from error

@@ -19,7 +19,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError
-from ansible.template import trust_as_template
 
 from clusterctl.ansible import background, light_module, waiting
 
@@ -406,19 +405,9 @@ class ActionModule(light_module.Light):
             path = Path(str(self._find_needle("templates" if how == "template" else "files", name)))
             if how == "copy":
                 return path.read_bytes()
-            text = trust_as_template(path.read_text(encoding="utf-8"))
-            overrides = {"trim_blocks": True}  # as in ansible.builtin.template
-            rendered = self._templar_of_role(task_vars).template(text, escape_backslashes=False, overrides=overrides)
+            return self.rendered(path.read_text(encoding="utf-8"), HEADER, task_vars) or ""
         except AnsibleError as error:
             raise AnsibleActionFail(f"node_state: {name}: {error}") from error
-        return "" if rendered is None else str(rendered)
-
-    def _templar_of_role(self, task_vars: Data) -> Any:
-        """Return a templar with the search path of ansible.builtin.template."""
-        folders = [*task_vars.get("ansible_search_path", []), self._loader.get_basedir()]
-        searchpath = [path for folder in folders for path in (str(Path(folder, "templates")), folder)]
-        variables = {"ansible_managed": HEADER, **task_vars}
-        return self._templar.copy_with_new_env(searchpath=searchpath, available_variables=variables)
 
     def _record_key(self, task_vars: Data) -> str | None:
         """Return the key for the recorded hashes of secrets, if the cluster has one.

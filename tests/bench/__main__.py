@@ -97,7 +97,7 @@ def main() -> int:
     """Measure the parts and store the figures; return 1 if a command failed or hung."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; none means all")
-    parser.add_argument("--rounds", type=int, default=2, help="rounds against the hand-written script (default: 2)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds against the hand-written script (default: 3)")
     parser.add_argument("--workers", type=int, default=8, help="workers of the re-run and of status (default: 8)")
     parser.add_argument(
         "--sizes", type=int, nargs="+", default=[*scale.SIZES], help="nodes of scale, rising (default: 20 60 100)"

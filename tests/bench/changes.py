@@ -71,6 +71,8 @@ def main(workers: int, rounds: int = ROUNDS) -> Document:
         figures["add-node"] = cost.document() | {
             "seconds_by_role": _seconds(profile.latest_run(lab.directory, "add-node"))
         }
+        title = "the bootstrap after it"
+        figures[title] = _shown(title, _run(lab)).document()
     finally:
         lab.down()
     figures["controller_per_node"] = round(figures["unchanged"]["controller"] / workers, 3)

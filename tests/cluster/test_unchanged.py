@@ -6,16 +6,17 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.lab import TestLab, clusterctl, fresh
+from tests.cluster.lab import TestLab, clusterctl, fresh_as
 from tests.cluster.leaving_out import decided
+from tests.cluster.members import Growing
 from tests.faults.injury import wait_until
-from tests.programs import described, start_for_test
+from tests.programs import described, output_of, start_for_test
 
 
 @pytest.fixture(scope="module")
-def lab() -> Iterator[TestLab]:
+def lab() -> Iterator[Growing]:
     """A cluster with proofs: its second bootstrap has changed nothing, and Prometheus has reached all nodes since."""
-    with fresh("unchanged") as made:
+    with fresh_as(Growing, "unchanged") as made:
         made.run("bootstrap")
         assert left_out(made.run("bootstrap")) == []
         wait_until(lambda: decided(made) == ALL)
@@ -248,3 +249,23 @@ def test_bootstrap__after_a_killed_run__plays_what_it_began(lab: TestLab) -> Non
     assert left_out(done) == []
     assert "Berlin" in lab.root("gpu01", "readlink /etc/localtime")
     lab.unchanged()
+
+
+@pytest.mark.proves("bootstrap", "Another secret plays only the roles that name it.")
+def test_bootstrap__of_another_secret__plays_the_roles_that_name_it(lab: Growing) -> None:
+    wait_until(lambda: decided(lab) == ALL)
+    argv = ["clusterctl", "secret", "set", str(lab.inventory), "alertmanager_slack_url"]
+    output_of(argv, 60, input="https://hooks.example/services/1\n")
+    done = lab.run("bootstrap")
+    assert left_out(done) == ["gpu01", "gpu02"]
+    assert (done["only_roles"], roles_of(done)) == (["alertmanager", "base on the head"], {"alertmanager", "base"})
+
+
+@pytest.mark.proves("bootstrap", "After add-node, a bootstrap plays the new node and the heads, and no other worker.")
+def test_bootstrap__after_a_node_was_added__plays_no_other_worker(lab: Growing) -> None:
+    lab.root("gpu01", "touch /var/lib/dpkg/status")  # as an update of a package does that no role names
+    lab.add()
+    done = lab.run("bootstrap")
+    assert left_out(done) == ["gpu01", "gpu02"]
+    assert {name: done["hosts"][name]["changed"] for name in ("gpu03", "head1")} == {"gpu03": 0, "head1": 0}
+    wait_until(lambda: decided(lab) == sorted([*ALL, "gpu03"]))

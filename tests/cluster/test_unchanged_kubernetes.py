@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.bench import counts
+from tests.bench.ceilings import check
 from tests.cluster import logs
 from tests.cluster.kubernetes import ADMIN, RECIPES, Kubernetes
 from tests.cluster.lab import fresh_as
@@ -31,6 +33,13 @@ def lab() -> Iterator[Kubernetes]:
         assert left_out(made.run("bootstrap")) == []
         wait_until(lambda: decided(made) == ALL)
         yield made
+
+
+@pytest.mark.proves("costs", "A first bootstrap of Kubernetes, with logs, keeps a worker's calls within their ceiling.")
+def test_bootstrap__from_nothing__keeps_a_workers_path_short(lab: Kubernetes) -> None:
+    run = min((lab.inventory.parent / ".clusterctl" / "runs").glob("*-bootstrap"))
+    calls = counts.calls(run)
+    check({"kubernetes_calls_worker": max(len(found) for host, found in calls.items() if host != "head1")}, str(calls))
 
 
 @pytest.mark.proves("bootstrap", "Nodes of Kubernetes, of the logs and with configured GPUs are left out, too.")

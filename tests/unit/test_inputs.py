@@ -292,6 +292,22 @@ def test_of__another_clusterctl__differs(directory: Path, monkeypatch: pytest.Mo
     assert different(before, read(directory)) == ALL
 
 
+def test_of_clusterctl__each_file_of_the_program_and_its_roles__counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    content, read = paths.content(), set[Path]()
+    folders = (content / "playbooks", content / "plugins", content / "roles", Path(inputs.__file__).parents[1])
+    given = Path.read_bytes
+
+    def noted(path: Path) -> bytes:
+        read.add(path)
+        return given(path)
+
+    monkeypatch.setattr(Path, "read_bytes", noted)
+    inputs._of_clusterctl.__wrapped__()
+    files = {path for folder in folders for path in folder.rglob("*") if path.is_file()}
+    assert {path for path in files if "__pycache__" not in path.parts} | {content / "ansible.cfg"} == read
+    assert len(read) > 700
+
+
 def test_of_clusterctl__a_file_of_a_role_that_changes__differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("playbooks/bootstrap.yml", "plugins/filter/x.py", "roles/munge/tasks/main.yml", "ansible.cfg")
     for name in names:

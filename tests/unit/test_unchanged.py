@@ -911,6 +911,29 @@ def test_decide__after_a_change__plays_the_roles_that_it_concerns(
     assert (decision.reasons != {}) == (hosts != {*ALL_HOSTS})
 
 
+KINDS = ("directory", "file", "package", "pending", "repository", "sysctl", "unit")
+OF_GPU01 = bootstrap_plays.roles_of_host(bootstrap_plays.load(paths.content()), {"all", "gpu01", "slurm_workers"})
+ALONE = {"base", "filebeat", "gpu_health", "node_exporter", "packages", "slurm_logins", "users"}
+"""Roles of a worker that are played without all others."""
+
+
+@pytest.mark.proves("bootstrap", "What was changed by hand plays the role that recorded it.")
+@pytest.mark.parametrize("scope", sorted({*OF_GPU01, "sources", "users_homes"} - {"verify"}))
+def test_decide__of_each_recorded_scope__plays_its_role(directory: Path, heard: set[str], scope: str) -> None:
+    proven(a_site(directory), *ALL_HOSTS)
+    role, found = {"sources": "base", "users_homes": "users"}.get(scope, scope), set()
+    for kind in KINDS:
+        site = a_site(directory)
+        edited = Drift(None, (Item(scope, kind, "/etc/x", "edited"),), 0, {})
+        site.facts["gpu01"] = SimpleNamespace(**{**vars(site.facts["gpu01"]), "drift": edited})  # type: ignore[index]
+        decision = decided(site)
+        assert [*decision.left_out] == ["gpu02"]
+        found.add(decision.roles)
+    (roles,) = found
+    assert (roles is not None) == (role in ALONE)
+    assert roles is None or (role in roles and roles <= ALONE)
+
+
 def test_decide__with_a_host_without_a_proof__plays_all_roles(directory: Path, heard: set[str]) -> None:
     proven(a_site(directory), "head1", "gpu01")
     (directory / "group_vars/all.yml").write_text("cluster_timezone: UTC")
