@@ -1,4 +1,4 @@
-"""`add-node`: write nodes to the inventory and bootstrap them, the head and monitoring."""
+"""`add-node`: write nodes to the inventory, and bootstrap them and the nodes that list all nodes, such as heads."""
 
 from collections.abc import Sequence
 
