@@ -1,8 +1,8 @@
 """Common parts of the verbs that add, remove or replace nodes.
 
-A run contacts only the given nodes and those that list all nodes, such as heads. So its cost does not grow with the cluster, and jobs on
-other nodes continue. There are two exceptions: a Slurm that reads its list of nodes only at a restart, and, for new
-nodes, an inventory without `cluster_networks`.
+A run contacts only the given nodes and those that list all nodes, such as heads. So its cost does not grow with the
+cluster, and jobs on other nodes continue. There are two exceptions: a Slurm that reads its list of nodes only at a
+restart, and, for new nodes, an inventory without `cluster_networks`.
 """
 
 from collections.abc import Collection, Iterator, Sequence
