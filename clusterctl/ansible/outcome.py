@@ -127,6 +127,11 @@ class Ledger:
         """Return hosts in the order of the inventory."""
         return sorted(hosts, key=lambda name: (self._order.get(name, len(self._order)), name))
 
+    def order(self, hosts: Collection[str]) -> None:
+        """Set the order of hosts, some of which may not be played."""
+        for name in hosts:
+            self._order.setdefault(name, len(self._order))
+
     def add(self, event: Event) -> list[Stage]:
         """Update the result with an event. Return the stages that it ended."""
         match event:
@@ -145,8 +150,7 @@ class Ledger:
                 if event.name in self.plays_to_come:
                     self.plays_to_come.remove(event.name)
                 self._play = event
-                for name in event.hosts:
-                    self._order.setdefault(name, len(self._order))
+                self.order(event.hosts)
                 if not event.hosts:
                     self.empty_plays.append(event)
                 return ended

@@ -286,6 +286,7 @@ def _leave_out(run: Run, possible: Collection[str]) -> None:
     decision = unchanged.decide(run.site, run.inputs, possible)
     for reason, names in decision.reasons.items():
         run.screen.say((f"  {fold(names)}", "bold"), f": played, {reason}")
+    run.ledger.order([host.name for host in run.site.hosts])
     for note, names in decision.notes.items():
         run.ledger.notes.setdefault(note, []).extend(names)
     run.roles = decision.roles

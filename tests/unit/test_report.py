@@ -473,6 +473,13 @@ def test_what_is_wrong_with_nodes_fits_the_terminal_and_can_be_copied(
     assert lines[-2:] == ["gpu10                   package lock: apt-get", ""]
 
 
+def test_ledger__with_nodes_that_are_left_out__orders_them_among_the_others() -> None:
+    ledger = Ledger()
+    ledger.order(["head1", "gpu01", "gpu02"])
+    ledger.add(PlayStarted("Configure the head", hosts=("gpu02", "head1")))
+    assert ledger.ordered({"gpu02", "gpu01", "head1"}) == ["head1", "gpu01", "gpu02"]
+
+
 def test_checked__of_many_nodes_alike__names_them_together(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"gpu{number:03}" for number in range(1, 501)]
     warnings = tuple(Finding(name, "clock", "3.0 s behind head1", warning=True) for name in names)
