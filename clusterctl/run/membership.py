@@ -20,7 +20,7 @@ from clusterctl.util.text import did_you_mean, printable
 from clusterctl.workspace.edits import Change
 
 BY_RESTART = (
-    "The head's Slurm changes its list of nodes only by a restart of its daemons on every worker: "
+    "A Slurm before 23.11 reads its list of nodes only when its daemons start: "
     "contacting all {} hosts. Running jobs continue."
 )
 _BY_FIREWALLS = (

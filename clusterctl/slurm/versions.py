@@ -50,13 +50,14 @@ def work_together(head: str, other: str) -> bool:
 
 
 def learns_by_restart(inventory: Inventory) -> bool:
-    """Return whether the head's Slurm is older than 23.11: a changed list of nodes needs a restart of all daemons.
+    """Return whether a node's Slurm is older than 23.11: a changed list of nodes needs a restart of its daemons.
 
-    Source: https://slurm.schedmd.com/faq.html#add_nodes and the release notes of 23.11.
+    Role slurm_worker has the same rule. Source: https://slurm.schedmd.com/faq.html#add_nodes and the release notes of
+    23.11.
     """
-    for head in inventory.in_group(SLURM.head):
-        path = hardware.path_of(inventory.directory, head.name)
-        release = of_node(head, hardware.load(path)) if path.exists() else None
+    for host in (*inventory.in_group(SLURM.head), *inventory.in_group(SLURM.workers)):
+        path = hardware.path_of(inventory.directory, host.name)
+        release = of_node(host, hardware.load(path)) if path.exists() else None
         if release is not None and release < "23.11":
             return True
     return False

@@ -36,7 +36,13 @@ all:
 HEAD = {"head1"}  # it has a copy of the directory
 ALL = HEAD | {"gpu01", "gpu02"}
 PEM = "-----BEGIN CERTIFICATE-----\n"
-RECORD = json.dumps(record("head1", 1, "debian-13"))
+
+
+def recorded(name: str, number: int = 1) -> str:
+    """Return a hardware record of a node with four GPUs for each number."""
+    return json.dumps(record(name, number, "debian-13"))
+
+
 PASSWORD = "a long vault password"
 SECRETS = {"alertmanager_slack_url": "https://hooks.example/1", "munge_key": "a2V5", "record_key": "cmVjb3Jk"}
 
@@ -62,7 +68,7 @@ def a_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "inventory.yaml": INVENTORY,
         "group_vars/all.yml": "cluster_timezone: Etc/UTC\n",
         "host_vars/gpu01.yml": "{}\n",
-        "hardware/gpu01.json": "{}",
+        "hardware/gpu01.json": recorded("gpu01"),
         "secrets.yml": sealed(SECRETS),
         "company.pem": PEM,
         "known_hosts": "gpu01 ssh-ed25519 AAAA\n",
@@ -113,9 +119,9 @@ def write(directory: Path, name: str, text: str) -> None:
         ("inventory.yaml", INVENTORY + "    logging: {hosts: {gpu01: {}}}\n", ALL),
         ("inventory.yaml", INVENTORY.replace("gpu01: {", "gpu01: {base_packages: [zsh], "), HEAD | {"gpu01"}),
         ("inventory.yaml", INVENTORY + "# a comment\n", HEAD),
-        ("hardware/gpu01.json", '{"cpus": 2}', HEAD | {"gpu01"}),
-        ("hardware/gpu02.json", "{}", HEAD | {"gpu02"}),
-        ("hardware/head1.json", RECORD, ALL),
+        ("hardware/gpu01.json", recorded("gpu01", 2), HEAD | {"gpu01"}),
+        ("hardware/gpu02.json", recorded("gpu02"), HEAD | {"gpu02"}),
+        ("hardware/head1.json", recorded("head1"), ALL),
         ("hardware/gone.json", "{}", HEAD),
         ("secrets.yml", sealed(SECRETS) + "\n", HEAD),
         ("secrets.yml", sealed(SECRETS | {"alertmanager_slack_url": "https://hooks.example/2"}), ALL),

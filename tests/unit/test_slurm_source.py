@@ -244,3 +244,16 @@ def test_new_nodes__by_the_release_of_the_source__come_without_a_restart(
     known = three(tmp_path)
     hosts = [replace(host, variables={**host.variables, "slurm_head_version": version}) for host in known.hosts]
     assert versions.learns_by_restart(replace(known, hosts=tuple(hosts))) is by_restart
+
+
+def test_new_nodes__of_a_cluster_with_one_old_worker__need_a_restart_there(tmp_path: Path) -> None:
+    """Slurm 23.11 on Ubuntu 24.04 supports 22.05 on Debian 12."""
+    (tmp_path / "hardware").mkdir()
+    cluster = three(tmp_path)
+    for number, host in enumerate(cluster.hosts):
+        text = json.dumps(record(host.name, number, "ubuntu-24.04"))
+        (tmp_path / f"hardware/{host.name}.json").write_text(text, encoding="utf-8")
+    assert not versions.learns_by_restart(cluster)
+    old = cluster.in_group("slurm_workers")[-1].name
+    (tmp_path / f"hardware/{old}.json").write_text(json.dumps(record(old, 1, "debian-12")), encoding="utf-8")
+    assert versions.learns_by_restart(cluster)

@@ -32,7 +32,7 @@ from clusterctl.ui.screen import Screen
 from clusterctl.util import paths
 from clusterctl.util.errors import ClusterctlError, HeadFailed, WorkersFailed
 from clusterctl.workspace import secrets
-from tests.unit.test_inputs import INVENTORY, PEM, SECRETS, a_directory, sealed
+from tests.unit.test_inputs import INVENTORY, PEM, SECRETS, a_directory, recorded, sealed
 from tests.unit.test_role_plugins import plugin
 
 STATE = dict.fromkeys(("accounts", "machine", "packages", "records"), "a" * 64)
@@ -881,7 +881,7 @@ FEW: Mapping[str, tuple[Callable[[Path], dict[str, Any]], set[str] | None, set[s
         {"gpu01", "gpu02"},
     ),
     "the hardware of a worker": (
-        lambda path: {"_": (path / "hardware/gpu01.json").write_text("{}\n")},
+        lambda path: {"_": (path / "hardware/gpu01.json").write_text(recorded("gpu01", 2))},
         None,
         {"gpu02"},
     ),
