@@ -8,7 +8,8 @@ from typing import Annotated
 from clusterctl.inventory import alerting
 from clusterctl.inventory.model import Host
 from clusterctl.nodes import prometheus
-from clusterctl.nodes.remote import Access, connect, each
+from clusterctl.nodes.parallel import each
+from clusterctl.nodes.remote import Access, connect
 from clusterctl.nodes.session import ContactError
 from clusterctl.run import context
 from clusterctl.run.context import Options

@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from clusterctl.inventory.model import Host
-from clusterctl.nodes.remote import Access, connect, each
+from clusterctl.nodes.parallel import each
+from clusterctl.nodes.remote import Access, connect
 from clusterctl.nodes.session import ContactError, Session
 from clusterctl.run import context
 from clusterctl.run.context import Options

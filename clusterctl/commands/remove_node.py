@@ -7,7 +7,8 @@ from dataclasses import replace
 from clusterctl.inventory import schedulers
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.inventory.schedulers import Kind
-from clusterctl.nodes.remote import connect, each
+from clusterctl.nodes.parallel import each
+from clusterctl.nodes.remote import connect
 from clusterctl.nodes.session import ContactError
 from clusterctl.run import engine, membership, removals, scheduler
 from clusterctl.run.context import Options, Site

@@ -18,7 +18,8 @@ from clusterctl.kubernetes.objects import KubernetesNode
 from clusterctl.kubernetes.state import Kubernetes, ask_kubernetes
 from clusterctl.nodes import advisories, contact, prometheus
 from clusterctl.nodes.contact import Alerts, Drift, Item
-from clusterctl.nodes.remote import Access, connect, each
+from clusterctl.nodes.parallel import each
+from clusterctl.nodes.remote import Access, connect
 from clusterctl.nodes.session import ContactError, Failure
 from clusterctl.run import pruning, runs
 from clusterctl.run.runs import Run

@@ -331,10 +331,15 @@ def _files(reading: Reading) -> None:
     refused = {problem.position for problem in reading.problems}
     named = ((name, node) for host in reading.hosts.values() for name, node in host.merged.items())
     for name, node in {id(node): (name, node) for name, node in named}.values():  # many hosts may share one
-        for check_file in (check for ending, check in _CHECKS.items() if name.endswith(ending)):
-            for item, key in _texts(node, name):
+        parts = {name: node, **{f"{name}.{key}": value for key, value in _fields(node)}}
+        for part, check_file in ((one, check) for one in parts for end, check in _CHECKS.items() if one.endswith(end)):
+            for item, key in _texts(parts[part], part):
                 if item.position not in refused and (message := check_file(reading, item)):
                     reading.refuse(item.position, key, f'the file "{shown(str(item.value))}" {message}')
+
+
+def _fields(node: Node) -> list[tuple[object, Node]]:
+    return list(node.value.items()) if isinstance(node.value, dict) else []
 
 
 def _texts(node: Node, key: str) -> Iterator[tuple[Node, str]]:
@@ -368,8 +373,10 @@ def _certificate(reading: Reading, node: Node) -> str:
     return "" if b"-----BEGIN CERTIFICATE-----" in content else "holds no certificate in PEM form"
 
 
-# By the suffix of a variable's name.
+# By the suffix of the name of a variable, or of a field.
 _CHECKS: Mapping[str, Callable[[Reading, Node], str]] = {
     "ansible_ssh_private_key_file": _key_file,
     "cluster_ca_certificates": _certificate,
+    "kubernetes_head_oidc.certificate": _certificate,
+    f"{metrics.REMOTE_WRITE}.authority": _certificate,
 }

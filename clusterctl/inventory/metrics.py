@@ -3,9 +3,8 @@
 import re
 from typing import TYPE_CHECKING
 
-from clusterctl.inventory.document import Node, shown
+from clusterctl.inventory.document import Node
 from clusterctl.inventory.reading import Reading
-from clusterctl.util import files
 
 if TYPE_CHECKING:
     from clusterctl.inventory.model import Inventory
@@ -26,7 +25,7 @@ def secrets(inventory: "Inventory") -> dict[str, str]:
 
 
 def check(reading: Reading) -> None:
-    """Refuse a login without TLS or twice, and an authority that cannot be read."""
+    """Refuse a login without TLS or twice."""
     for host in reading.hosts.values():
         remote = host.merged.get(REMOTE_WRITE)
         if remote and isinstance(remote.value, dict):
@@ -42,12 +41,3 @@ def _check_remote(reading: Reading, fields: dict[str, Node]) -> None:
     if len(login) > 1:
         message = "has no effect beside user, expected one of them"
         reading.refuse(fields["token"].position, f"{REMOTE_WRITE}.token", message)
-    if authority := fields.get("authority"):
-        directory, where = reading.path.parent, f"{REMOTE_WRITE}.authority"
-        try:
-            found = b"-----BEGIN CERTIFICATE-----" in files.read(directory / str(authority.value), inside=directory)
-            wrong = "" if found else "holds no certificate in PEM form"
-        except files.UnfitError as error:
-            wrong = str(error)
-        if wrong:
-            reading.refuse(authority.position, where, f'the file "{shown(str(authority.value))}" {wrong}')

@@ -12,10 +12,9 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
 
 import paramiko
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -23,14 +22,14 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from clusterctl.inventory.model import Host
 from clusterctl.nodes import known_hosts as trusted
 from clusterctl.nodes import route
+from clusterctl.nodes.parallel import each
 from clusterctl.nodes.route import Access as Access
 from clusterctl.nodes.route import Route
 from clusterctl.nodes.session import ContactError, Failure, Line, Session
 from clusterctl.util.text import printable
 
-R = TypeVar("R")
-
-# Together under 15 s, the time limit for a node that is down. TCP retransmits after 1 s and 3 s.
+# Together under 15 s, the time limit for a node that is down, unless more than AT_ONCE are. TCP retransmits after 1 s
+# and 3 s.
 CONNECT_SECONDS = 6.0
 LOGIN_SECONDS = 8.0
 # A key exchange costs about 10 ms of CPU here; more of them in parallel would only delay each one.
@@ -39,35 +38,6 @@ _handshakes = threading.BoundedSemaphore(64)
 # paramiko logs each failure of a node with a traceback on stderr; ContactError replaces that.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 logging.getLogger("paramiko").propagate = False
-
-
-AT_ONCE = 256
-"""Nodes that are contacted at the same time. Each needs two open files here, and a process often may have 1024."""
-
-
-def each(hosts: Sequence[Host], work: Callable[[Host], R], at_once: int | None = None) -> dict[str, R]:
-    """Do `work` for all hosts, `at_once` (default: AT_ONCE) in parallel; return the results by host name.
-
-    Raises the first exception at the end. One daemon thread per host: one that does not respond does not delay Ctrl-C.
-    """
-    results, errors = dict[str, R](), list[BaseException]()
-    slots = threading.BoundedSemaphore(at_once or AT_ONCE)
-
-    def one(host: Host) -> None:
-        try:
-            with slots:
-                results[host.name] = work(host)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=one, args=(host,), daemon=True) for host in hosts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return {host.name: results[host.name] for host in hosts}
 
 
 # --- host keys --------------------------------------------------------------------------------------------------------

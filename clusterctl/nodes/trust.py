@@ -6,7 +6,8 @@ from clusterctl.inventory.model import Host, Inventory
 from clusterctl.nodes import known_hosts as trusted
 from clusterctl.nodes import route
 from clusterctl.nodes.known_hosts import HostKey
-from clusterctl.nodes.remote import Access, each, shown_key
+from clusterctl.nodes.parallel import each
+from clusterctl.nodes.remote import Access, shown_key
 from clusterctl.nodes.session import ContactError, Failure
 from clusterctl.util.errors import Finding, InputError, PreflightError, Problem
 
@@ -48,7 +49,8 @@ def ensure(inventory: Inventory, access: Access, accept: bool = False, ask: Ask 
     Otherwise nothing is recorded, and preflight reports each such host with its fingerprint. An existing entry never
     changes. Raises PreflightError if a host's key differs from the inventory's fingerprint.
     """
-    each(inventory.hosts, route.of, _PROCESSES)
+    for chosen in (inventory.hosts[:1], inventory.hosts):  # ssh's configuration, if it hangs, does so for each host
+        each(chosen, route.of, _PROCESSES)
     new = [host for host in inventory.hosts if not any(trusted.keys(access.known_hosts, route.of(host).name))]
     # A host behind a jump host can be reached only after the jump host's key is recorded.
     for hosts in ([h for h in new if not h.jump], [h for h in new if h.jump]):

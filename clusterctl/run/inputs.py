@@ -28,7 +28,7 @@ from typing import Any
 
 import yaml
 
-from clusterctl.inventory import model
+from clusterctl.inventory import hostrange, model
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.run import role_variables
 from clusterctl.slurm import versions
@@ -40,7 +40,7 @@ LIMIT = 64 << 20  # bytes of the cluster's directory
 SERVERS = ("grafana", "kubernetes_head", "slurm_head", *model.LISTING)
 """Groups whose hosts the roles of other hosts see."""
 _FILES = 5000
-_IGNORED = (home.STATE, ".git")
+_IGNORED = (home.STATE, ".git", "__pycache__")
 _VARIABLES = ("group_vars", "host_vars")
 _ARCHIVES = "kubernetes_node_images_directory"
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -78,7 +78,7 @@ def of(inventory: Inventory) -> Inputs | None:
         digest = _Digest(secrets.vault_password_file(inventory.directory).read_bytes())
         found = _contents(inventory.directory)
         hosts = _Reader(inventory, digest, found).hosts()
-    except (OSError, files.UnfitError, metadata.PackageNotFoundError, yaml.YAMLError, InputError):
+    except (OSError, ValueError, files.UnfitError, metadata.PackageNotFoundError, yaml.YAMLError, InputError):
         return None
     structure = {inventory.path.name, *_VARIABLES}
     variables = {name: one for name, one in found.items() if name.split("/")[0] in structure}
@@ -102,12 +102,12 @@ class _Reader:
         self._inventory, self._digest, self._contents = inventory, digest, contents
         content = paths.content()
         self._names = role_variables.shared_names(content)
-        self._plain = {host.name for host in inventory.hosts if _is_plain(host)}
-        if versions.learns_by_restart(inventory):
-            self._plain = set()
+        have_networks = all(host.variables.get("cluster_networks") for host in inventory.hosts)
+        lists_nodes = not have_networks or versions.learns_by_restart(inventory)
+        self._plain = {host.name for host in inventory.hosts if _is_plain(host) and not lists_nodes}
         known = _secrets(inventory.directory, files.read(inventory.directory / secrets.FILE, LIMIT), digest.key)
         read = known.keys() & role_variables.words(content)
-        self._secrets = {name: digest(known[name]) for name in read}
+        self._secrets = {name: digest(known[name]) for name in sorted(read)}
         # Any other may concern all roles, as the key of the records does.
         others = {name: value for name, value in known.items() if name not in read}
         self._common = [_of_clusterctl(), _archives(inventory), self._named_files(), others]
@@ -148,18 +148,18 @@ class _Reader:
     def _named_files(self) -> dict[str, str]:
         """Return the digest of each file of the directory whose path is a value in the inventory, or a part of one."""
         found = {}
-        for text in {text for host in self._inventory.hosts for text in _texts(host.variables)}:
+        for text in sorted({text for host in self._inventory.hosts for text in _texts(host.variables)}):
             name = os.path.normpath(text)
             if name in self._contents:
                 found[name] = self._contents[name]
-            elif name.split("/")[0] in _IGNORED:
-                found[name] = hashlib.sha256(files.read(self._inventory.directory / name, LIMIT)).hexdigest()
+            elif {*Path(name).parts} & {*_IGNORED} and (path := self._inventory.directory / name).is_file():
+                found[name] = hashlib.sha256(files.read(path, LIMIT)).hexdigest()
         return found
 
 
 def _is_plain(host: Host) -> bool:
     """Return whether no other worker's roles see the host, and its roles see no other worker."""
-    return host.is_worker and host.groups.isdisjoint(SERVERS) and bool(host.variables.get("cluster_networks"))
+    return host.is_worker and host.groups.isdisjoint(SERVERS)
 
 
 def _reached(hosts: Iterable[Host]) -> dict[str, dict[str, Any]]:
@@ -227,16 +227,17 @@ def _skeleton(tree: object, seen: Collection[str]) -> object:
     found: list[object] = []
     for name, content in tree.items() if isinstance(tree, dict) else ():
         inner = content if isinstance(content, dict) else {}
-        hosts = [str(host) for host in inner.get("hosts") or () if str(host) in seen]
+        names = [one for pattern in inner.get("hosts") or () for one in hostrange.expand(str(pattern))]
+        hosts = [one for one in names if one in seen]
         found.append([str(name), hosts, _skeleton(inner.get("children"), seen)])
     return found
 
 
-def _below(directory: Path, ignored: Collection[str] = ()) -> Iterator[Path]:
-    """Yield the files below a directory, in order, without those in its ignored folders."""
+def _below(directory: Path, ignored: Collection[str]) -> Iterator[Path]:
+    """Yield the files below a directory, in order, without those that are ignored and what is below."""
     for path in sorted(directory.iterdir()):
         if path.name not in ignored:
-            yield from _below(path) if path.is_dir() else [path]
+            yield from _below(path, ignored) if path.is_dir() else [path]
 
 
 @cache
@@ -247,9 +248,8 @@ def _of_clusterctl() -> str:
     content = paths.content()
     package = Path(__file__).resolve().parent.parent
     for folder in (package, *(content / name for name in ("playbooks", "plugins", "roles"))):
-        for path in _below(folder):
-            if "__pycache__" not in path.parts:
-                data = path.read_bytes()
-                digest.update(b"%s %d\n%s" % (os.fsencode(path.relative_to(folder.parent)), len(data), data))
+        for path in _below(folder, ("__pycache__",)):
+            data = path.read_bytes()
+            digest.update(b"%s %d\n%s" % (os.fsencode(path.relative_to(folder.parent)), len(data), data))
     digest.update((content / "ansible.cfg").read_bytes())
     return digest.hexdigest()

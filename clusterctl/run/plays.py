@@ -136,7 +136,7 @@ def _record_new_gpus(site: Site, run: Run) -> list[str]:
     hosts = [host for host in site.hosts if has_changed_gpus(host.name)]
     if not hosts or site.options.check:
         return []
-    from clusterctl.nodes import contact, remote
+    from clusterctl.nodes import contact, parallel
     from clusterctl.run import preflight
 
     without_gpus = {
@@ -145,6 +145,6 @@ def _record_new_gpus(site: Site, run: Run) -> list[str]:
         if host.name not in ledger.lost()
         and not hardware.load(hardware.path_of(site.inventory.directory, host.name)).gpus
     }
-    answers = remote.each(hosts, lambda host: contact.ask(host, site.access, {}))
+    answers = parallel.each(hosts, lambda host: contact.ask(host, site.access, {}))
     facts = {name: answer.facts for name, answer in answers.items() if answer.facts}
     return sorted(without_gpus | {path.stem for path in preflight.record(site.inventory, contact.Contact(facts))})

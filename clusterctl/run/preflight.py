@@ -14,7 +14,8 @@ from clusterctl.kubernetes import checks as kubernetes_checks
 from clusterctl.nodes import contact, prometheus, route
 from clusterctl.nodes.contact import Answer, Contact, Facts, lead
 from clusterctl.nodes.known_hosts import keys
-from clusterctl.nodes.remote import Access, each
+from clusterctl.nodes.parallel import each
+from clusterctl.nodes.remote import Access
 from clusterctl.nodes.session import ContactError, Failure
 from clusterctl.run import gpu_checks, pruning, system_checks
 from clusterctl.slurm import checks

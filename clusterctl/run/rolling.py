@@ -15,7 +15,8 @@ from typing import Any
 from clusterctl.ansible.events import Result
 from clusterctl.inventory.model import Host
 from clusterctl.nodes import contact
-from clusterctl.nodes.remote import each, forget_gateways
+from clusterctl.nodes.parallel import each
+from clusterctl.nodes.remote import forget_gateways
 from clusterctl.run import scheduler
 from clusterctl.run.context import Site
 from clusterctl.run.draining import resume_commands, wait_for_jobs

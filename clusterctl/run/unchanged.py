@@ -234,7 +234,7 @@ def decide(site: Site, now: Inputs | None, possible: Collection[str]) -> Decisio
 def _due(host: Host, proof: Proof, now: HostInputs, edited: Collection["Item"] = ()) -> _Due:
     """Return what is due on a host, by its inputs, by its proof, and by what was edited there."""
     content, own = paths.content(), _roles(host) - {_VERIFY}
-    read = {name for name in proof.inputs.changed(now) if role_variables.readers(content, [name], own | {_VERIFY})}
+    read = {name for name in proof.inputs.changed(now) if role_variables.readers(content, [name], own)}
     of_edited = {pruning.ROLE_OF.get(item.scope, item.scope) for item in edited}
     copy = {"base"} if proof.inputs.copy != now.copy else set()
     found = role_variables.readers(content, read, own, {*proof.pending, *of_edited, *copy})
@@ -248,7 +248,7 @@ def _due(host: Host, proof: Proof, now: HostInputs, edited: Collection["Item"] =
     }
     reason = next((text for text, holds in possible.items() if holds), "")
     is_known = proof.inputs.rest == now.rest and of_edited <= own and found <= SEPARATE.keys()
-    return _Due(frozenset(found or ({_VERIFY} if read else ())) if is_known else None, reason)
+    return _Due(frozenset(found) if is_known else None, reason)
 
 
 def _trouble(site: Site, host: Host, proof: Proof, unreached: set[str] | None, serving: Collection[str]) -> str:
@@ -343,7 +343,7 @@ def prove(run: Run) -> None:
     A host that has changed meanwhile has no proof, nor has one with a note that is not LASTING. Without the head no job
     has tested a node, and there are none; nor are there with a note OF_ALL.
     """
-    from clusterctl.nodes import contact, remote
+    from clusterctl.nodes import contact, parallel, remote
 
     site, now = run.site, inputs.of(run.site.inventory)
     # If files have changed meanwhile, it is not known what the run has read.
@@ -366,7 +366,7 @@ def prove(run: Run) -> None:
     with suppress(InputError), run.screen.working(f"Recording the state of {plural(len(good), 'node')}"):
         key = secrets.values(site.inventory.directory).get("record_key")
         options = {"state": True, **contact.drift_options(key)}
-        answers = remote.each(good, lambda host: contact.ask(host, site.access, options), site.options.forks)
+        answers = parallel.each(good, lambda host: contact.ask(host, site.access, options), site.options.forks)
         remote.forget_gateways()
         at, found = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", {}
         shared = {part for one in results.values() for part in _changeable(one) if part.startswith(_OF_ALL_HEADS)}

@@ -4,7 +4,7 @@ import contextlib
 import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from clusterctl.ansible.outcome import Ledger
 from clusterctl.inventory import pages
 from clusterctl.inventory.model import Inventory
 from clusterctl.ui.screen import Screen, at_commas
-from clusterctl.util.errors import ClusterctlError, Finding, HeadFailed, Interrupted, WorkersFailed
+from clusterctl.util.errors import ClusterctlError, Finding, HeadFailed, Interrupted, WorkersFailed, together
 from clusterctl.util.text import did_you_mean, duration, fold, plural, strip_controls, upstream
 from clusterctl.workspace import hardware
 
@@ -113,9 +113,9 @@ def checked(screen: Screen, contact: "Contact", recorded: int, seconds: float, r
         + (f"; hardware of {recorded} recorded" if recorded else ""),
         cut=True,
     )
-    for finding in _of_several(contact.skipped):
+    for finding in together(contact.skipped):
         screen.say(("  left out: ", "yellow"), str(finding))
-    for finding in _of_several(contact.warnings):
+    for finding in together(contact.warnings):
         screen.say(("  note: ", "yellow"), str(finding))
     differing: dict[tuple[str, str], list[str]] = {}
     for name, lines in contact.differences.items():
@@ -142,20 +142,12 @@ def findings(screen: Screen, problems: Sequence[object]) -> int:
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for one in _of_several(found):
+    for one in together(found):
         text = Text.assemble((f"{one.check}: {one.found}", "red"), f"\n{one.hint}" if one.hint else "")
         table.add_row(Text(at_commas(one.node, _NODES_WIDTH), "bold"), text)
     screen.print(table)
     screen.say()
     return len({finding.node for finding in found})
-
-
-def _of_several(findings: Iterable[Finding]) -> list[Finding]:
-    """Return findings that differ by their nodes alone as one, which names the nodes."""
-    nodes: dict[tuple[str, str, str, bool], list[str]] = {}
-    for one in findings:
-        nodes.setdefault((one.check, one.found, one.hint, one.warning), []).append(one.node)
-    return [Finding(fold(names), *rest) for rest, names in nodes.items()]
 
 
 def host_keys(screen: Screen, keys: Sequence["HostKey"], recorded: Mapping[str, Sequence[str]]) -> None:

@@ -1,11 +1,11 @@
 """The errors that end a run, each with its exit code; `str()` is the whole message for the user."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from clusterctl.util.text import escape_controls
+from clusterctl.util.text import escape_controls, fold
 
 
 @dataclass(frozen=True, order=True)
@@ -103,3 +103,11 @@ class Finding:
     def __str__(self) -> str:
         text = f"{self.node}: {self.check}: {self.found}"
         return f"{text} ({self.hint})" if self.hint else text
+
+
+def together(findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings that differ by their nodes alone as one, which names the nodes."""
+    nodes: dict[tuple[str, str, str, bool], list[str]] = {}
+    for one in findings:
+        nodes.setdefault((one.check, one.found, one.hint, one.warning), []).append(one.node)
+    return [Finding(fold(dict.fromkeys(names)), *rest) for rest, names in nodes.items()]

@@ -184,43 +184,57 @@ def test_shared_variables__of_another_host__are_read(
     assert outcome(cluster, reader, scheduler) != before[scheduler][reader]
 
 
+RUNTIMES = ("docker", "nvidia_container_toolkit", "podman")
 WORKERS = {
-    "slurm": ("docker", "gpu_config", "gpu_metrics", "mpi", "slurm_workers"),
-    "kubernetes": ("kubernetes_workers",),
+    "slurm": ("apptainer", "containerd", "enroot", "gpu_config", "gpu_metrics", "mpi", "slurm_workers", *RUNTIMES),
+    "kubernetes": ("gpu_config", "gpu_metrics", "kubernetes_workers", *RUNTIMES),
 }
 """Groups of the workers."""
 FOR_OTHERS = {"kubernetes_worker": "labels the nodes that are played, on a head", "verify": "tests them, on a head"}
 """Roles of workers that read other workers, and why that is nothing that they change on the worker itself."""
 
 
-def with_workers(directory: Path, scheduler: str, *names: str) -> Cluster:
-    """Return the cluster of a directory with these workers."""
+def with_workers(directory: Path, system: str, scheduler: str, *names: str) -> Cluster:
+    """Return the cluster of a directory with these workers, gpu01 in another group below them than the others."""
     tree = yaml.safe_load((directory / "inventory.yaml").read_text())
+    children, workers = tree["all"]["children"], f"{scheduler}_workers"
+    children |= {group: {"hosts": {"head1": {}}} for group in ("grafana", "logging", "package_cache")}
     for group in WORKERS[scheduler]:
-        hosts = tree["all"]["children"].setdefault(group, {}).setdefault("hosts", {})
-        hosts |= {name: hosts.get(name) or {} for name in names}
-    (directory / "inventory.yaml").write_text(yaml.safe_dump(tree))
-    for number, name in enumerate(names, 1):
-        (directory / f"hardware/{name}.json").write_text(json.dumps(record(name, number, SYSTEM)))
-    return Cluster(directory / "inventory.yaml", SYSTEM)
+        hosts = children.get(group, {}).get("hosts", {})
+        children[group] = {"hosts": {name: hosts.get(name) or {} for name in names}}
+    below = {"a100": ["gpu01"], "rack1": [name for name in names if name != "gpu01"]}
+    children[workers]["children"] = {group: {"hosts": dict.fromkeys(hosts)} for group, hosts in below.items()}
+    (directory / "inventory.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
+    for number, name in enumerate(names):
+        found = record(name, 2 if number else 1, system)
+        if name != "gpu01":  # nothing of it is as on the others
+            found |= {"machine_id": "2" * 32, "memory_mb": 999, "cgroup": {"version": 1, "controllers": []}}
+            found["nics"][0]["addresses"] = ["192.168.77.7/24"]
+        else:
+            found |= {"gpus": record(name, 1, system)["gpus"], "machine_id": "1" * 32}
+            found["nics"][0]["addresses"] = ["10.0.0.11/24"]
+        (directory / f"hardware/{name}.json").write_text(json.dumps(found))
+    return Cluster(directory / "inventory.yaml", system)
 
 
 @pytest.mark.proves("bootstrap", "A worker's roles read nothing of other workers.")
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_roles_of_a_worker__with_another_worker__are_the_same(tmp_path: Path, scheduler: str) -> None:
-    """With `cluster_networks`, so that no firewall lists the nodes."""
-    a_cluster(tmp_path, SYSTEM, scheduler)
-    cluster = with_workers(tmp_path, scheduler, "gpu01")
+@pytest.mark.parametrize(
+    ("system", "scheduler"), [(SYSTEM, "slurm"), ("almalinux-10", "slurm"), (SYSTEM, "kubernetes")]
+)
+def test_roles_of_a_worker__with_another_worker__are_the_same(tmp_path: Path, system: str, scheduler: str) -> None:
+    """With `cluster_networks`, so that no firewall lists the nodes, and the new worker first in each group."""
+    a_cluster(tmp_path, system, scheduler)
+    cluster = with_workers(tmp_path, system, scheduler, "gpu01")
     groups = {"all", *(group.name for group in cluster.manager.hosts["gpu01"].get_groups())}
     roles = {*bootstrap_plays.roles_of_host(bootstrap_plays.load(CONTENT), groups)}
-    before = {host: {name: of_role(cluster, host, name) for name in roles} for host in cluster.hosts}
-    with_another = with_workers(tmp_path, scheduler, "gpu01", "gpu02")
-    with_another.set("gpu02", **dict.fromkeys(SHARED - {"cluster_networks"}, OTHER))
-    after = {host: {name: of_role(with_another, host, name) for name in roles} for host in cluster.hosts}
-    differ = {host: {name for name in roles if after[host][name] != before[host][name]} for host in before}
-    assert not [text for text in before["gpu01"].values() if not text.startswith("[")]
-    assert differ["gpu01"] <= FOR_OTHERS.keys()
-    assert "base" in differ["head1"], "the head's list of names has the other worker"
+    before = {name: of_role(cluster, "gpu01", name) for name in roles}
+    base = of_role(cluster, "head1", "base")
+    with_another = with_workers(tmp_path, system, scheduler, "gpu00", "gpu01")
+    with_another.set("gpu00", **dict.fromkeys(SHARED - {"cluster_networks"}, OTHER))
+    after = {name: of_role(with_another, "gpu01", name) for name in roles}
+    assert not [text for text in before.values() if not text.startswith("[")]
+    assert {name for name in roles if after[name] != before[name]} <= FOR_OTHERS.keys()
+    assert of_role(with_another, "head1", "base") != base, "the head's list of names has the other worker"
 
 
 class Noted(dict[str, str]):

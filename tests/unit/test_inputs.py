@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -131,6 +133,7 @@ def write(directory: Path, name: str, text: str) -> None:
         ("a/.git/ca.pem", f"{PEM}another", ALL),
         ("other.pem", "a certificate", HEAD),
         ("known_hosts", "other", HEAD),
+        ("a/.git/FETCH_HEAD", "other", set()),
         (".clusterctl/lock", "other", set()),
         (".clusterctl/unchanged.json", "other", set()),
     ],
@@ -178,6 +181,7 @@ def test_of__another_vault_password__differs(directory: Path) -> None:
     ("text", "hosts"),
     [
         (INVENTORY.replace("    cluster_networks: [10.0.0.0/24]\n", ""), ALL | {"gpu03"}),  # firewalls list the nodes
+        (INVENTORY.replace("10.0.0.10}", "10.0.0.10, cluster_networks: []}"), ALL | {"gpu03"}),
         (INVENTORY + "    package_cache: {hosts: {gpu01: {}}}\n", HEAD | {"gpu01", "gpu03"}),
         (INVENTORY + "    grafana: {hosts: {gpu01: {}}}\n", HEAD | {"gpu01", "gpu03"}),
         (INVENTORY + "    mpi: {hosts: {gpu01: {}}}\n", HEAD | {"gpu03"}),
@@ -189,6 +193,41 @@ def test_of__a_new_worker__differs_for_the_hosts_that_see_it(directory: Path, te
     before = read(directory)
     write(directory, "inventory.yaml", text.replace("10.0.0.12}", "10.0.0.12}, gpu03: {ansible_host: 10.0.0.13}"))
     assert different(before, read(directory)) == hosts
+
+
+def test_of__the_order_of_heads_in_ranges__differs(directory: Path) -> None:
+    """Ansible's first head is another one; the first lines of the file give the order of all hosts."""
+    variables = "  vars: {cluster_name: aurora, cluster_networks: [10.0.0.0/24]}\n"
+    hosts = "all:\n  hosts: {head1: {}, head2: {}, head3: {}, gpu01: {}}\n" + variables
+    workers = "    kubernetes_workers: {hosts: {gpu01: {}}}\n"
+    found = []
+    for heads in ('head1: {}, "head[2:3]": {}', '"head[2:3]": {}, head1: {}'):
+        groups = f"  children:\n    kubernetes_head: {{hosts: {{{heads}}}}}\n{workers}"
+        write(directory, "inventory.yaml", hosts + groups)
+        now = read(directory)
+        assert now
+        found.append(now.hosts["gpu01"].rest)
+    assert found[0] != found[1]
+
+
+SEEDED = """
+import sys
+from pathlib import Path
+from clusterctl.inventory import model
+from clusterctl.run import inputs
+print(inputs.of(model.load(Path(sys.argv[1]))))
+"""
+
+
+def test_of__in_another_process__is_the_same(directory: Path) -> None:
+    found = set()
+    for seed in ("1", "2", "3", "4"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        argv = [sys.executable, "-c", SEEDED, str(directory / "inventory.yaml")]
+        done = subprocess.run(argv, env=environment, check=True, capture_output=True, text=True)
+        found.add(done.stdout)
+    assert len(found) == 1
+    assert "HostInputs" in found.pop()
 
 
 def test_of__a_new_worker_of_an_old_slurm__differs_for_all(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import paramiko
 import pytest
 
 from clusterctl.inventory.model import Host
-from clusterctl.nodes import known_hosts, remote, trust
+from clusterctl.nodes import known_hosts, parallel, remote, trust
 from clusterctl.nodes.remote import Access
 from clusterctl.nodes.session import ContactError, Failure, Session
 
@@ -285,7 +285,7 @@ def test_keys__of_a_file_that_changes__are_read_again(tmp_path: Path) -> None:
 
 
 def test_hosts__too_many_for_the_open_files__are_contacted_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "AT_ONCE", 3)
+    monkeypatch.setattr(parallel, "AT_ONCE", 3)
     busy, most = set[str](), list[int]()
 
     def work(one: Host) -> None:
@@ -294,7 +294,7 @@ def test_hosts__too_many_for_the_open_files__are_contacted_in_turns(monkeypatch:
         most.append(len(busy))
         busy.discard(one.name)
 
-    assert len(remote.each([host(22, name=f"gpu{n:02}") for n in range(12)], work)) == 12
+    assert len(parallel.each([host(22, name=f"gpu{n:02}") for n in range(12)], work)) == 12
     assert max(most) == 3
 
 
@@ -307,7 +307,7 @@ def test_hosts__as_many_as_asked_for__are_worked_on_at_once() -> None:
         most.append(len(busy))
         busy.discard(one.name)
 
-    remote.each([host(22, name=f"gpu{n:02}") for n in range(6)], work, 2)
+    parallel.each([host(22, name=f"gpu{n:02}") for n in range(6)], work, 2)
     assert max(most) == 2
 
 
@@ -316,4 +316,4 @@ def test_an_error_in_one_thread_is_not_lost() -> None:
         raise KeyError("a bug")
 
     with pytest.raises(KeyError, match="a bug"):
-        remote.each([host(22)], work)
+        parallel.each([host(22)], work)

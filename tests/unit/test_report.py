@@ -482,7 +482,8 @@ def test_ledger__with_nodes_that_are_left_out__orders_them_among_the_others() ->
 
 def test_checked__of_many_nodes_alike__names_them_together(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"gpu{number:03}" for number in range(1, 501)]
-    warnings = tuple(Finding(name, "clock", "3.0 s behind head1", warning=True) for name in names)
+    # One of each kind of key: nodes that are named twice are shown once.
+    warnings = tuple(Finding(name, "clock", "3.0 s behind head1", warning=True) for name in [*names, *names])
     differences = dict.fromkeys(names, ("memory 96 GiB, was 128 GiB",))
     facts: dict[str, Any] = dict.fromkeys(names)
     on, contact = screen(monkeypatch), Contact(facts, warnings, differences)

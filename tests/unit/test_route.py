@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from clusterctl.inventory.model import Host
-from clusterctl.nodes import remote, route
+from clusterctl.nodes import parallel, remote, route
 from clusterctl.nodes.remote import Access
 from clusterctl.nodes.route import Route
 from clusterctl.nodes.session import ContactError, Failure, Session
@@ -135,7 +135,7 @@ def test_a_key_that_the_jump_host_refuses_is_tried_once_there_for_all(tmp_path: 
         found.append(caught.value.failure)
 
     try:
-        remote.each([head, *behind, head], contact)
+        parallel.each([head, *behind, head], contact)
     finally:
         remote.forget_gateways()
     assert sorted(failure.name for failure in found) == ["AUTHENTICATION", "AUTHENTICATION", "NO_ROUTE", "NO_ROUTE"]

@@ -20,7 +20,7 @@ from clusterctl.ansible.outcome import Host as Result
 from clusterctl.ansible.outcome import Ledger
 from clusterctl.commands import bootstrap
 from clusterctl.inventory import bootstrap_plays, model
-from clusterctl.nodes import remote
+from clusterctl.nodes import parallel
 from clusterctl.nodes.contact import Drift, Item
 from clusterctl.nodes.probe import state
 from clusterctl.run import context, inputs, plays, proofs, record, role_variables, unchanged
@@ -378,7 +378,7 @@ class Answers:
         )
         self.run.ledger.hosts = {host.name: Result() for host in self.site.hosts}
         monkeypatch.setattr(secrets, "values", lambda _directory: {"record_key": "key"})
-        monkeypatch.setattr(remote, "each", lambda hosts, *_: {host.name: self.of(host.name) for host in hosts})
+        monkeypatch.setattr(parallel, "each", lambda hosts, *_: {host.name: self.of(host.name) for host in hosts})
 
     def of(self, _name: str) -> Any:
         return SimpleNamespace(facts=SimpleNamespace(state=self.state, drift=self.drift))
@@ -856,10 +856,10 @@ FEW: Mapping[str, tuple[Callable[[Path], dict[str, Any]], set[str] | None, set[s
         None,
         set(),
     ),
-    "a variable of role verify alone": (
-        lambda path: {"_": (path / "host_vars/gpu01.yml").write_text("verify_user: grace")},
-        {"head_base", "verify"},
-        {"gpu02"},
+    "a variable that role verify alone reads, which is played with any": (
+        lambda path: {"_": (path / "host_vars/head1.yml").write_text("verify_user: grace")},
+        {"head_base"},
+        {"gpu01", "gpu02"},
     ),
     "a secret": (
         lambda path: {
