@@ -224,3 +224,13 @@ def test_firewall__port_without_a_login__is_open_to_named_networks_only(tmp_path
 def test_a_firewall_that_is_not_wanted_is_an_empty_one(tmp_path: Path) -> None:
     told = [line for line in rules(tmp_path, "head1", base_firewall=False) if not line.startswith("#")]
     assert told == ["add table inet clusterctl", "delete table inet clusterctl"]
+
+
+def test_members__of_hosts_with_and_without_networks__are_their_own(tmp_path: Path) -> None:
+    """The addresses of hosts without networks are found once, on the first host of a play, for all of them."""
+    cluster, found = a_cluster(tmp_path, "debian-13"), {"__base_all_members": ["192.168.7.3/32"]}
+    assert "10.0.0.0/24" in cluster.role("base", "gpu01", **found).value("__base_members")
+    assert "192.168.7.3/32" not in cluster.role("base", "gpu01", **found).value("__base_members")
+    cluster.set("gpu01", cluster_networks=[])
+    assert cluster.role("base", "gpu01", **found).value("__base_members") == ["192.168.7.3/32"]
+    assert "10.0.0.11/32" in cluster.role("base", "gpu01").value("__base_members")
