@@ -116,6 +116,26 @@ def add_dave(lab: TestLab) -> None:
     assert "dave" in lab.inventory.read_text()
 
 
+OLDER = """
+import json, pathlib
+path = pathlib.Path("/var/lib/clusterctl/state/base.json")
+record = json.loads(path.read_text())
+record["items"]["package:chrony"]["now"]["version"] = "1.0"
+path.write_text(json.dumps(record))
+"""
+
+
+@pytest.mark.proves("bootstrap", "An update of a package plays the role that names it, once.")
+def test_bootstrap__of_an_updated_package__plays_its_role_once(lab: TestLab) -> None:
+    """The record has an older version, as if the package had been updated since."""
+    wait_until(lambda: decided(lab) == ALL)
+    lab.root("gpu01", f"python3 -c '{OLDER}'")
+    done = lab.run("bootstrap")
+    assert (left_out(done), roles_of(done)) == (["gpu02"], {"base"})
+    assert done["hosts"]["gpu01"]["changed"] == 0
+    wait_until(lambda: decided(lab) == ALL)
+
+
 @pytest.mark.proves("bootstrap", "A new user plays only the roles that read the users, and can run jobs.")
 def test_bootstrap__of_a_new_user__plays_the_roles_of_users(lab: TestLab) -> None:
     add_dave(lab)

@@ -1038,6 +1038,29 @@ def test_prove__of_a_changed_node__stores_the_roles_if_they_explain_the_change(
     assert stored["gpu02"].pending == ()
 
 
+MOVED = Drift(None, (Item("base", "package", "chrony", "version 2, was 1", "1", "2"),), 0, {})
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "names"),
+    [
+        (MOVED, {"records": "b" * 64}, {"gpu01", "gpu02"}),
+        (CLEAN, {"records": "b" * 64}, {"gpu02"}),
+        (MOVED, {"machine": "b" * 64}, {"gpu02"}),
+    ],
+)
+def test_prove__of_a_package_that_was_updated__knows_why_the_record_differs(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch, before: Drift, after: dict[str, str], names: set[str]
+) -> None:
+    facts: Any = answers.run.site.facts
+    facts["gpu01"] = SimpleNamespace(**{**vars(facts["gpu01"]), "drift": before})
+    states = {"gpu01": STATE | after}
+    monkeypatch.setattr(
+        answers, "of", lambda name: SimpleNamespace(facts=SimpleNamespace(state=states.get(name, STATE), drift=CLEAN))
+    )
+    assert {*answers.proven()} - {"head1"} == names
+
+
 def test_configure__with_few_roles__plays_these_alone_and_tests_all(
     played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
