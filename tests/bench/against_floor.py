@@ -121,11 +121,19 @@ def differences(by_hand: Mapping[str, Any], by_clusterctl: Mapping[str, Any]) ->
     """Compare two clusters by the manifests of their nodes; return what only one of them has, a line each."""
     found = []
     for node in sorted(by_hand):
-        for kind in ("packages", "units", "users"):
+        for kind in ("packages", "holds", "units", "users"):
             hand, tool = (set(manifests[node][kind]) for manifests in (by_hand, by_clusterctl))
             found += [f"{node}: {kind}: only by floor.sh: {line}" for line in sorted(hand - tool)]
             found += [f"{node}: {kind}: only by clusterctl: {line}" for line in sorted(tool - hand)]
     return found
+
+
+def files_apart(by_hand: Mapping[str, Any], by_clusterctl: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the files that only one of two clusters has, by which: they have other names, such as clusterctl's own."""
+    paths = [
+        {f"{node}:{path}" for node in sorted(one) for path in one[node]["files"]} for one in (by_hand, by_clusterctl)
+    ]
+    return {"only by floor.sh": sorted(paths[0] - paths[1]), "only by clusterctl": sorted(paths[1] - paths[0])}
 
 
 def main(rounds: int, *, fill_cache: bool = True) -> Document:
@@ -161,6 +169,10 @@ def main(rounds: int, *, fill_cache: bool = True) -> Document:
         lab.down()
     if found := differences(manifests["by hand"], manifests["clusterctl"]):
         raise BenchError("floor.sh and bootstrap no longer make the same cluster:\n" + "\n".join(found))
+    apart = files_apart(manifests["by hand"], manifests["clusterctl"])
+    say(
+        f"  Same packages, units and users; files {', '.join(f'{what}: {len(paths)}' for what, paths in apart.items())}"
+    )
     pairs = list(zip(costs["clusterctl"], costs["by hand"], strict=True))
     walls = [tool.wall / hand.wall for tool, hand in pairs]
     cpus = [tool.cpu / hand.cpu for tool, hand in pairs]
@@ -172,4 +184,5 @@ def main(rounds: int, *, fill_cache: bool = True) -> Document:
         "ratio_wall": round(statistics.median(walls), 3),
         "ratio_cpu": round(statistics.median(cpus), 3),
         "profile": analysis,
+        "files": apart,
     }
