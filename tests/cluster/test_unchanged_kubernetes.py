@@ -66,7 +66,11 @@ ON_WORKER = {
     "kubelet": ("gpu01", "systemctl stop kubelet", "systemctl start kubelet"),
     "network of pods": ("gpu01", "mv /opt/cni/bin /opt/cni/hidden", "mv /opt/cni/hidden /opt/cni/bin"),
     # Kubernetes waits longer each time, before it starts the container again.
-    "pod that crashes": ("gpu01", "for n in 1 2 3; do pkill -KILL flanneld || true; sleep 4; done", "true"),
+    "pod that crashes": (
+        "gpu01",
+        "for n in 1 2 3; do until pkill -KILL flanneld; do sleep 1; done; sleep 2; done",
+        "true",
+    ),
     "join": (
         "gpu01",
         "mv /etc/kubernetes/clusterctl/joined.crt /root",
