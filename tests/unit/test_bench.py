@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -137,10 +138,13 @@ def test_bench_parts__by_size__are_the_same() -> None:
 
 
 def test_floor__clusters_that_differ__are_told_apart_by_line() -> None:
-    hand = {"head1": {"packages": ["munge 0.5"], "units": [], "users": ["alice"]}}
-    tool = {"head1": {"packages": ["munge 0.5", "slurmd 24"], "units": [], "users": []}}
+    none: dict[str, Any] = {"holds": [], "units": [], "files": {"/etc/hosts": []}}
+    hand = {"head1": {**none, "packages": ["munge 0.5"], "users": ["alice"]}}
+    tool = {"head1": {**none, "packages": ["munge 0.5", "slurmd 24"], "users": [], "files": {"/etc/clusterctl": []}}}
     assert against_floor.differences(hand, hand) == []
     assert against_floor.differences(hand, tool) == [
         "head1: packages: only by clusterctl: slurmd 24",
         "head1: users: only by floor.sh: alice",
     ]
+    apart = {"only by floor.sh": ["head1:/etc/hosts"], "only by clusterctl": ["head1:/etc/clusterctl"]}
+    assert against_floor.files_apart(hand, tool) == apart
