@@ -608,6 +608,11 @@ together(
             "has no effect beside user",
         ),
         (
+            "a certificate of a provider by an absolute path",
+            "kubernetes_head_oidc: {issuer: https://id.example, client: k8s, certificate: §/etc/x.pem}",
+            "kubernetes_head_oidc.certificate: the file",
+        ),
+        (
             "an authority of remote write that is none",
             'prometheus_remote_write: {url: "https://m.example.org/", authority: §missing.pem}',
             "prometheus_remote_write.authority: the file",
