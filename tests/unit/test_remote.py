@@ -284,21 +284,11 @@ def test_keys__of_a_file_that_changes__are_read_again(tmp_path: Path) -> None:
     assert known_hosts.keys(path, "[127.0.0.1]:1") == ([], [])
 
 
-def test_hosts__too_many_for_the_open_files__are_contacted_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("at_once", "expected"), [(2, 2), (None, 3)])
+def test_hosts__as_many_as_asked_for_or_as_files_allow__are_worked_on_at_once(
+    monkeypatch: pytest.MonkeyPatch, at_once: int | None, expected: int
+) -> None:
     monkeypatch.setattr(parallel, "AT_ONCE", 3)
-    busy, most = set[str](), list[int]()
-
-    def work(one: Host) -> None:
-        busy.add(one.name)
-        time.sleep(0.02)
-        most.append(len(busy))
-        busy.discard(one.name)
-
-    assert len(parallel.each([host(22, name=f"gpu{n:02}") for n in range(12)], work)) == 12
-    assert max(most) == 3
-
-
-def test_hosts__as_many_as_asked_for__are_worked_on_at_once() -> None:
     busy, most = set[str](), list[int]()
 
     def work(one: Host) -> None:
@@ -307,8 +297,8 @@ def test_hosts__as_many_as_asked_for__are_worked_on_at_once() -> None:
         most.append(len(busy))
         busy.discard(one.name)
 
-    parallel.each([host(22, name=f"gpu{n:02}") for n in range(6)], work, 2)
-    assert max(most) == 2
+    assert len(parallel.each([host(22, name=f"gpu{n:02}") for n in range(12)], work, at_once)) == 12
+    assert max(most) == expected
 
 
 def test_an_error_in_one_thread_is_not_lost() -> None:
