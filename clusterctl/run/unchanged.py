@@ -2,8 +2,8 @@
 
 A node is left out if all of these hold:
 
-- all that its roles read on this machine is as it was in its last good bootstrap: variables, the other files of the
-  cluster's directory, and clusterctl with its roles (inputs.py)
+- all that its roles read on this machine is as it was in its last good bootstrap: variables, secrets, the files that
+  these name, the hosts that the node sees, and clusterctl with its roles (inputs.py)
 - the node's own state is as it was before and after that bootstrap, which changed nothing there, by the digests of
   probe/state.py; and it still works
 - nothing on the node differs from its records
