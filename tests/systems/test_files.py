@@ -18,9 +18,20 @@ import pytest
 import yaml
 from logstash_pipeline_parser import Pipeline
 
+from clusterctl.inventory import bootstrap_plays
 from clusterctl.workspace import certificates
 from tests.labs import REPOSITORY
-from tests.systems.rendering import SECRET, SYSTEMS, VARIABLES, File, files
+from tests.systems.rendering import (
+    CONTENT,
+    SCHEDULERS,
+    SECRET,
+    SYSTEMS,
+    VARIABLES,
+    Cluster,
+    File,
+    a_cluster,
+    files,
+)
 
 SSHD = REPOSITORY / ".cache/programs/usr/sbin/sshd"
 HAPROXY = REPOSITORY / ".cache/programs/usr/sbin/haproxy"
@@ -271,6 +282,28 @@ def test_files__of_every_role__pass_their_own_program(system: str, pattern: str,
         root = tmp_path / host
         root.mkdir()
         CHECKS[pattern](root, [one for one in files(system) if one.host == host and re.match(pattern, one.path)])
+
+
+@pytest.mark.proves("systems", "No role deletes a file that another role of the host writes.")
+@pytest.mark.parametrize("monitored", [True, False])
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_files__of_all_roles_of_a_host__are_deleted_by_none(tmp_path: Path, scheduler: str, monitored: bool) -> None:
+    """Else each bootstrap would delete and write it again."""
+    a_cluster(tmp_path, "debian-13", scheduler)
+    if not monitored:
+        tree = yaml.safe_load((tmp_path / "inventory.yaml").read_text())
+        del tree["all"]["children"]["monitoring"]
+        (tmp_path / "inventory.yaml").write_text(yaml.safe_dump(tree))
+    cluster = Cluster(tmp_path / "inventory.yaml", "debian-13")
+    for host in cluster.hosts:
+        groups = {"all", *(group.name for group in cluster.manager.hosts[host].get_groups())}
+        kept, deleted = dict[str, str](), dict[str, str]()
+        for name in bootstrap_plays.roles_of_host(bootstrap_plays.load(CONTENT), groups):
+            for _, call in cluster.role(name, host).calls(lambda path: path.name != "remove.yml"):
+                for item in call.get("files", []):
+                    (deleted if item.get("state") == "absent" else kept)[item["dest"]] = name
+        assert kept
+        assert {path: (deleted[path], kept[path]) for path in deleted.keys() & kept.keys()} == {}
 
 
 @pytest.mark.parametrize("pattern", CHECKS)
