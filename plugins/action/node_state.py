@@ -118,6 +118,7 @@ def file(given: object, read: Callable[[str, str], str | bytes]) -> Data:
         "validate",
         "before_packages",
         "on_change",
+        "in_effect",
         "confirm",
         "secret",
         "before",
@@ -157,6 +158,7 @@ def file(given: object, read: Callable[[str, str], str | bytes]) -> Data:
     commands = item.get("on_change", [])
     commands = [commands] if commands and isinstance(commands[0], str) else commands
     result["on_change"] = [words(f"file {path}: on_change", argv) for argv in commands]
+    result["in_effect"] = words(f"file {path}: in_effect", item.get("in_effect", []))
     if "confirm" in item:
         given = take("confirm", item["confirm"], ["command", "hint"])
         result["confirm"] = {"command": words(f"file {path}: confirm", given["command"]), "hint": str(given["hint"])}
@@ -288,7 +290,7 @@ def listed(arguments: Data, key: str) -> list[Any]:
 
 def normalise(arguments: Data, read: Callable[[str, str], str | bytes]) -> Data:
     """Return the arguments for the module. Raises ArgumentError with the first invalid item."""
-    known = ("name", "state", "now", "in_background", "download_only", "environment", "upgrade", "union")
+    known = ("name", "state", "now", "in_background", "download_only", "environment", "upgrade", "union", "partial")
     known += ("package_manager", "repositories", "packages", "directories", "files", "sysctl", "units")
     for key in arguments:
         if key not in known:
@@ -307,6 +309,7 @@ def normalise(arguments: Data, read: Callable[[str, str], str | bytes]) -> Data:
     result["download_only"] = flag("download_only", arguments.get("download_only") or False)
     result["upgrade"] = flag("upgrade", arguments.get("upgrade") or False)
     result["union"] = flag("union", arguments.get("union") or False)
+    result["partial"] = flag("partial", arguments.get("partial") or False)
     if result["download_only"]:
         variables = arguments.get("environment") or {}
         result["environment"] = {named("variable", name): str(value) for name, value in variables.items()}

@@ -65,7 +65,9 @@ def present(call, given, manager):
     converge(call, Paths("directory"), [Entry(type="directory", **item) for item in given["directories"]])
     rest = entries(call.scope, [item for item in files if not item.get("before_packages")])
     units = [Unit(**unit) for unit in given["units"]]
-    converge(call, Units(), orphaned(rest, units))  # systemctl does not disable a unit without a file
+    orphans = orphaned(rest, units)
+    converge(call, Units(), orphans)  # systemctl does not disable a unit without a file
+    call.named -= {"unit:" + unit.name for unit in orphans}  # the next run has none, with the same arguments
     converge(call, Paths("file"), rest)
     run_commands(call, rest)
     converge(call, Settings(), [Setting(**setting) for setting in given["sysctl"]])
@@ -76,6 +78,8 @@ def present(call, given, manager):
     if not call.check:
         for name in released:
             del call.record["items"]["file:" + name]
+        if not given["partial"]:
+            call.mark_former()
         if packages and (former := call.former_packages()):
             call.forget_removed(Packages(manager()).read([Package(name) for name in former]))
         call.save(given["union"])

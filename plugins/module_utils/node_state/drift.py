@@ -24,7 +24,11 @@ def compare(call, manager):
     Each kind is read once for all scopes: one call of systemd or the package manager costs more than its output.
     """
     records = {scope: load_record(scope) for scope in recorded_scopes()}
-    keys = sorted({key for record in records.values() for key in record["items"]})
+    described = {
+        scope: {key: item for key, item in record["items"].items() if not item.get("former")}
+        for scope, record in records.items()
+    }
+    keys = sorted({key for items in described.values() for key in items})
     kinds = [*map(Paths, ("file", "repository", "directory")), Settings(), Units(patient=False)]
     kinds += [Packages(manager())] if any(key.startswith("package:") for key in keys) else []
     states = {}
@@ -36,9 +40,9 @@ def compare(call, manager):
     for scope, record in records.items():
         parts = [("pending", name, "a run ended before this change was applied", "", "") for name in record["pending"]]
         for label in [kind.label for kind in kinds]:
-            for key in sorted(key for key in record["items"] if key.startswith(label + ":")):
-                what = words(label, record["items"][key], states[key], call)
-                moved = versions(record["items"][key], states[key]) if label == "package" else ("", "")
+            for key in sorted(key for key in described[scope] if key.startswith(label + ":")):
+                what = words(label, described[scope][key], states[key], call)
+                moved = versions(described[scope][key], states[key]) if label == "package" else ("", "")
                 parts += [(label, key.split(":", 1)[1], what, *moved)] if what else []
         drift += [
             {"scope": scope, "kind": kind, "name": name, "what": what, "old": old, "new": new}

@@ -103,6 +103,7 @@ class Entry:
     mode: str = "0644"
     validate: str = ""
     on_change: list = field(default_factory=list)
+    in_effect: list = field(default_factory=list)
     secret: bool = False
     before_packages: bool = False
 
@@ -178,6 +179,8 @@ class Paths(Kind):
         what, known = difference(state, wanted), call.record["items"].get(f"{self.label}:{item.name}", {}).get("now")
         if what and known and not item.secret and not difference(known, wanted):
             call.edited.append(item.name)
+        if not what and item.in_effect and run(*item.in_effect, check=False)[0] != 0:
+            what = "not in effect"
         fit = ("absent", "directory") if self.label == "directory" else ("absent", "file", "link")
         if what and state["type"] not in fit:
             raise NodeError(f"it is a {state['type']}, which is not removed")

@@ -90,6 +90,12 @@ class Call:
         if key not in items:
             items[key] = {"before": self.others.get(key, {"before": state})["before"]}
         items[key].update(now=state, **extra)
+        items[key].pop("former", None)
+
+    def mark_former(self):
+        """Mark what this call has not named: the role does not describe it any more. It is kept to be undone."""
+        for key in self.record["items"].keys() - self.named:
+            self.record["items"][key]["former"] = True
 
     def former_packages(self):
         """Return the recorded packages that were not there before the scope, and that this call does not have."""
