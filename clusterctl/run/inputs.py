@@ -6,7 +6,7 @@ An inventory has no templates, so its values do not depend on anything else. Wha
 - the secrets by name: a role reads one as it reads a variable
 - the groups, the hosts that its roles see, how they are reached, and their hardware records
 - files of the cluster's directory that a variable names, and clusterctl with its roles
-- archives of images (role kubernetes_node) by size and time of change: they are too large to be read
+- archives of images (role kubernetes_node) by size, times and inode: they are too large to be read
 
 A worker's roles see the worker itself and the hosts that are no workers or serve others; the roles of these see all
 hosts. So a new worker concerns no other one. All hosts see all without `cluster_networks`, because their firewalls
@@ -19,6 +19,7 @@ import hashlib
 import hmac
 import json
 import os
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -48,10 +49,12 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass(frozen=True)
 class HostInputs:
-    """Digests of what a host's roles may read: each variable, and all the rest. A head also has a copy of all."""
+    """Digests of what a host's roles may read: each variable, clusterctl, and all the rest. A head also has a copy."""
 
     variables: Mapping[str, str]
     """Its own variables and the secrets, by name; of shared names, the values of all hosts that it sees."""
+    program: str
+    """clusterctl with its roles."""
     rest: str
     """All else that the module's text lists."""
     copy: str = ""
@@ -110,7 +113,7 @@ class _Reader:
         self._secrets = {name: digest(known[name]) for name in sorted(read)}
         # Any other may concern all roles, as the key of the records does.
         others = {name: value for name, value in known.items() if name not in read}
-        self._common = [_of_clusterctl(), _archives(inventory), self._named_files(), others]
+        self._common = [_archives(inventory), self._named_files(), others]
         self._tree = yaml.load(files.read(inventory.path, LIMIT), Loader=_Loader)  # noqa: S506 - a safe loader
 
     def hosts(self) -> dict[str, HostInputs]:
@@ -129,7 +132,7 @@ class _Reader:
                 rest = digest([rest_of_servers, sorted(host.groups), _reached([host]), self._record(host.name)])
             else:
                 variables |= shared_by_all
-            found[host.name] = HostInputs(variables, rest, copy if host.is_head else "")
+            found[host.name] = HostInputs(variables, _of_clusterctl(), rest, copy if host.is_head else "")
         return found
 
     def _shared(self, seen: Collection[str]) -> dict[str, dict[str, Any]]:
@@ -209,11 +212,14 @@ def _contents(directory: Path) -> dict[str, str]:
     return found
 
 
-def _archives(inventory: Inventory) -> list[tuple[str, int, int]]:
-    """Return path, size and time of change of each file in the directories of image archives. Raises OSError."""
+def _archives(inventory: Inventory) -> list[tuple[str | int, ...]]:
+    """Return path, size, times and inode of each file in the directories of image archives. Raises OSError.
+
+    Programs that copy can set the time of the content, but not that of the inode.
+    """
     folders = {str(host.variables[_ARCHIVES]) for host in inventory.hosts if host.variables.get(_ARCHIVES)}
     found = [(path, path.stat()) for folder in sorted(folders) for path in sorted(Path(folder).iterdir())]
-    return [(str(path), known.st_size, known.st_mtime_ns) for path, known in found]
+    return [(str(path), known.st_size, known.st_mtime_ns, known.st_ctime_ns, known.st_ino) for path, known in found]
 
 
 def _parts(variables: Mapping[str, Any]) -> dict[str, Any]:
@@ -242,9 +248,9 @@ def _below(directory: Path, ignored: Collection[str]) -> Iterator[Path]:
 
 @cache
 def _of_clusterctl() -> str:
-    """Return a digest of clusterctl, its roles, and Ansible's version."""
-    releases = [metadata.version(name) for name in ("ansible-core", "cryptography", "jinja2")]
-    digest = hashlib.sha256(" ".join(releases).encode())
+    """Return a digest of clusterctl, its roles, and the versions of Python and of what Ansible writes files with."""
+    releases = [metadata.version(name) for name in ("ansible-core", "cryptography", "jinja2", "PyYAML")]
+    digest = hashlib.sha256(" ".join([*releases, sys.version]).encode())
     content = paths.content()
     package = Path(__file__).resolve().parent.parent
     for folder in (package, *(content / name for name in ("playbooks", "plugins", "roles"))):

@@ -4,14 +4,14 @@ A node is left out if all of these hold:
 
 - all that its roles read on this machine is as it was in its last good bootstrap: variables, secrets, the files that
   these name, the hosts that the node sees, and clusterctl with its roles (inputs.py)
-- the node's own state is as it was before and after that bootstrap, which changed nothing there, by the digests of
-  probe/state.py; and it still works
+- the node's own state is as it was after that bootstrap, by the digests of probe/state.py, and it still works
 - nothing on the node differs from its records
 - it is a worker to which Slurm gives jobs or Kubernetes pods, and nothing keeps it out of service; or all are left out
 - Prometheus reaches all of its exporters
-- each of its roles is one of PROVEN: all that it can change is in this state, and it leaves nothing for a later run
+- each of its roles is one of effects.PROVEN: all that it can change is in this state, and it leaves nothing for a later
+  run
 
-If all that is to do concerns roles that are SEPARATE, only these are played: those that read a variable that has
+If all that is to do concerns roles of effects.SEPARATE, only these are played: those that read a variable that has
 changed (role_variables.py), that recorded a file that was edited, or that changed the node in the run of its proof.
 
 Whatever is unknown runs. The proof of a host is deleted before Ansible contacts it, and stored after the run. Heads
@@ -30,7 +30,7 @@ from clusterctl.ansible import outcome
 from clusterctl.inventory import bootstrap_plays
 from clusterctl.inventory.model import Host
 from clusterctl.inventory.schedulers import SLURM
-from clusterctl.run import inputs, proofs, pruning, role_variables, scheduler
+from clusterctl.run import effects, inputs, proofs, pruning, role_variables, scheduler
 from clusterctl.run.context import BASE_OF_HEADS, Site
 from clusterctl.run.inputs import HostInputs, Inputs
 from clusterctl.run.phases import Run
@@ -43,95 +43,6 @@ from clusterctl.workspace import secrets
 if TYPE_CHECKING:
     from clusterctl.nodes.contact import Facts, Item
 
-PROVEN: Mapping[str, str] = {
-    "alert_drain": "node_state",
-    "alertmanager": "node_state, and its programs",
-    "apptainer": "whether users can have namespaces is in the digest",
-    "base": "besides node_state it confirms a firewall that was changed",
-    "blackbox_exporter": "node_state",
-    "containerd": "node_state",
-    "containers": "node_state",
-    "dcgm_exporter": "reads the GPUs",
-    "docker": "its group is in the digest",
-    "elasticsearch": "node_state",
-    "enroot": "node_state",
-    "filebeat": "node_state",
-    "gpu_config": "a test compares the GPUs with their settings, and links of instances are in the digest",
-    "gpu_health": "node_state",
-    "grafana": "node_state",
-    "kibana": "node_state",
-    "kubernetes_exporter": "node_state; its objects are in the digest of a head",
-    "kubernetes_gpu": "node_state; its objects are in the digest of a head",
-    "kubernetes_head": "what kubeadm keeps, and its objects, are in the digest; see also OF_ALL",
-    "kubernetes_network": "node_state; its objects are in the digest of a head",
-    "kubernetes_node": "the images of archives are in the digest",
-    "kubernetes_quota": "its objects are in the digest of a head",
-    "kubernetes_storage": "node_state; its objects are in the digest of a head",
-    "kubernetes_worker": "what kubeadm keeps, and the node in Kubernetes' API, are in the digest",
-    "landing_page": "node_state",
-    "logging": "a test asks what the search engine lacks",
-    "logstash": "node_state",
-    "mpi": "node_state",
-    "munge": "node_state; the key is replaced by plays of their own",
-    "mysqld_exporter": "node_state",
-    "node_exporter": "node_state",
-    "nvidia_cuda": "reads the GPUs",
-    "nvidia_driver": "builds and loads the driver: packages, kernel, boot and GPUs are in the digest",
-    "nvidia_container_toolkit": "SELinux's setting is in the digest",
-    "package_cache": "SELinux's setting is in the digest; cached files are no state of the node",
-    "packages": "node_state",
-    "podman": "node_state",
-    "prometheus": "node_state, and its programs",
-    "pyxis": "the plugin is in the digest",
-    "slurm_exporter": "node_state",
-    "slurm_head": "databases and accounting are in the digest; new workers are not in service",
-    "slurm_logins": "node_state",
-    "slurm_worker": "besides node_state it reconfigures the controller after a change",
-    "users": "accounts of the node and of Slurm are in the digest",
-    "verify": "changes nothing that a run without failures has left",
-}
-"""Roles of which all that they change on a node is recorded or in the digest, and why: see test_unchanged.py."""
-
-_METRICS = "serves or reads metrics"
-SEPARATE: Mapping[str, str] = {
-    "alert_drain": "receives alerts",
-    "alertmanager": _METRICS,
-    "apptainer": "users run its program",
-    "base": "no role reads its files; daemons that are restarted for them are its own",
-    "blackbox_exporter": _METRICS,
-    "filebeat": "reads logs",
-    "gpu_health": "a timer and role verify run its program",
-    "grafana": _METRICS,
-    "kibana": "shows logs",
-    "kubernetes_exporter": _METRICS,
-    "kubernetes_quota": "its objects limit pods of users",
-    "landing_page": _METRICS,
-    "logging": "users and pipelines of the search engine, of which the other roles have copies from the same secrets",
-    "logstash": "receives logs",
-    "mpi": "users run its programs",
-    "mysqld_exporter": _METRICS,
-    "node_exporter": _METRICS,
-    "packages": "each role also installs its own",
-    "podman": "users run its program",
-    "prometheus": _METRICS,
-    "slurm_exporter": _METRICS,
-    "slurm_logins": "sshd reads its files at each login",
-    "users": "it also adds the users to Slurm",
-}
-"""Roles of which no other role has more to do if they change something, and why, except FOLLOWERS and verify."""
-
-FOLLOWERS: Mapping[str, set[str]] = {
-    "base": {"apptainer"},  # whether users can run a container depends on the kernel's settings
-    "users": {"docker"},  # it sets the members of its group
-}
-"""By SEPARATE role: the roles that look at what it changes."""
-
-_PARTS_OF: Mapping[str, set[str]] = {
-    "kubernetes_exporter": {"objects of kubernetes_exporter"},
-    "kubernetes_quota": {"objects of kubernetes_quota"},
-    "users": {"accounts", "accounting"},
-}
-"""Parts of the state that roles can change, besides their records, and packages if they report that."""
 _OF_ALL_HEADS = "objects of "
 """How the names of parts begin that are the same on all heads, and are changed from one of them."""
 
@@ -157,7 +68,23 @@ OF_ALL = "kube-proxy uses the API's former addresses until a bootstrap of all no
 COPY = "/var/lib/clusterctl/recovery.tar"
 """A head's copy of the cluster's directory (role base)."""
 
-READ = "what its roles read on this machine has changed"
+READ = "its groups, its hardware record, a file that the inventory names, or how it is reached has changed"
+PROGRAM = "clusterctl has changed"
+UNREAD = "the cluster's directory cannot be read, or is too large to be compared"
+UNPROVEN = "its last bootstrap changed it, failed there, left a note, or was limited"
+
+_CHANGED = {
+    "accounting": "its accounts in Slurm changed",
+    "accounts": "its accounts changed",
+    "boot": "it was restarted",
+    "database": "the users of its database changed",
+    "images": "its imported images changed",
+    "machine": "its kernel, devices, mounts or settings changed",
+    "node": "its entry in Kubernetes changed",
+    "packages": "its packages changed",
+    "records": "clusterctl's records on it changed",
+}
+"""What is said of the parts of the state; of any other, that it changed."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +95,7 @@ class Decision:
     roles: frozenset[str] | None
     """The roles to play on the others, by their tags, without verify; None for all."""
     reasons: Mapping[str, list[str]]
-    """Why hosts that have a proof are played, each reason with its hosts. A head may be played because others are."""
+    """Why hosts that were set up before are played, each reason with its hosts; a head also because others are."""
     notes: Mapping[str, list[str]]
     """The notes that the run would repeat if it played all roles on all hosts, with their hosts."""
 
@@ -194,7 +121,7 @@ def candidates(site: Site) -> dict[str, frozenset[str]]:
 
 def can_be_proven(host: Host) -> bool:
     """Return whether a proof has all that a bootstrap can change on a host."""
-    return _roles(host) <= PROVEN.keys()
+    return _roles(host) <= effects.PROVEN.keys()
 
 
 def _roles(host: Host) -> set[str]:
@@ -209,7 +136,9 @@ def decide(site: Site, now: Inputs | None, possible: Collection[str]) -> Decisio
     due, reasons = dict[str, frozenset[str] | None](), dict[str, list[str]]()
     for host in site.hosts:
         found = _Due(None)
-        if now and host.name in known and host.name in site.facts:
+        if now is None or host.name not in known:
+            found = _Due(None, (UNPROVEN if now else UNREAD) if _has_roles(site, host) else "")
+        elif host.name in site.facts:
             facts, proof = site.facts[host.name], known[host.name]
             found = _due(host, proof, now.hosts[host.name], facts.drift.items if facts.drift else ())
             if host.name not in possible:
@@ -231,6 +160,10 @@ def decide(site: Site, now: Inputs | None, possible: Collection[str]) -> Decisio
     return Decision(left_out, roles, reasons, _notes(known, left_out, roles))
 
 
+def _has_roles(site: Site, host: Host) -> bool:
+    return host.name in site.facts and bool(site.facts[host.name].node.roles)
+
+
 def _due(host: Host, proof: Proof, now: HostInputs, edited: Collection["Item"] = ()) -> _Due:
     """Return what is due on a host, by its inputs, by its proof, and by what was edited there."""
     content, own = paths.content(), _roles(host) - {_VERIFY}
@@ -238,8 +171,9 @@ def _due(host: Host, proof: Proof, now: HostInputs, edited: Collection["Item"] =
     of_edited = {pruning.ROLE_OF.get(item.scope, item.scope) for item in edited}
     copy = {"base"} if proof.inputs.copy != now.copy else set()
     found = role_variables.readers(content, read, own, {*proof.pending, *of_edited, *copy})
-    found |= own & {role for one in found & FOLLOWERS.keys() for role in FOLLOWERS[one]}
+    found |= own & {role for one in found & effects.FOLLOWERS.keys() for role in effects.FOLLOWERS[one]}
     possible = {
+        PROGRAM: proof.inputs.program != now.program,
         READ: proof.inputs.rest != now.rest,
         f"{_listed({name.partition(':')[0] for name in read})} changed": bool(read),
         "it differs from its records": bool(of_edited),
@@ -247,16 +181,18 @@ def _due(host: Host, proof: Proof, now: HostInputs, edited: Collection["Item"] =
         "its copy of the cluster's directory is not the latest": bool(copy),
     }
     reason = next((text for text, holds in possible.items() if holds), "")
-    is_known = proof.inputs.rest == now.rest and of_edited <= own and found <= SEPARATE.keys()
+    is_same = proof.inputs.program == now.program and proof.inputs.rest == now.rest
+    is_known = is_same and of_edited <= own and found <= effects.SEPARATE.keys()
     return _Due(frozenset(found) if is_known else None, reason)
 
 
 def _trouble(site: Site, host: Host, proof: Proof, unreached: set[str] | None, serving: Collection[str]) -> str:
     """Return why all roles of a host are played, by how it works; empty if it does."""
     facts = site.facts[host.name]
+    changed = [_CHANGED.get(part, f"{part} changed") for part in sorted(_differing(proof.state, facts.state))]
     possible = {
-        "it is out of service, or a test of its services or GPUs fails": facts.state is None,
-        f"the node has changed: {_listed(_differing(proof.state, facts.state))}": facts.state != proof.state,
+        facts.trouble or "it did not say whether it works": facts.state is None,
+        ", ".join(changed): facts.state != proof.state,
         "it is not known what differs from its records": not is_compared(facts),
         "it is unknown which nodes Prometheus reaches": unreached is None,
         "Prometheus does not reach it": host.name in (unreached or ()),
@@ -382,14 +318,14 @@ def prove(run: Run) -> None:
 
 
 def _are_separate(roles: Iterable[str] | None) -> bool:
-    return roles is not None and {*roles} <= SEPARATE.keys()
+    return roles is not None and {*roles} <= effects.SEPARATE.keys()
 
 
 def _changeable(host: outcome.Host) -> set[str]:
     """Return the parts of a state that can differ, by what a run changed on a host."""
     found = {"records"} if host.changes else set[str]()
     for role, change in host.changes:
-        found |= {*_PARTS_OF.get(role, ()), *(["packages"] if change.kind == "package" else [])}
+        found |= {*effects.PARTS_OF.get(role, ()), *(["packages"] if change.kind == "package" else [])}
     return found
 
 

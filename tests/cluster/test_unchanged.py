@@ -185,12 +185,11 @@ def test_bootstrap__of_a_variable_of_one_node__plays_it_alone(lab: TestLab) -> N
         ("head1", "slurm-drain test --out gpu02 --reason test", "slurm-drain test --in gpu02"),
         ("head1", "scontrol update NodeName=gpu02 State=DRAIN Reason=mine",
          "scontrol update NodeName=gpu02 State=UNDRAIN"),
-        ("gpu02", "nft flush ruleset", "systemctl restart clusterctl-firewall"),
         ("gpu02", "mv /run/munge/munge.socket.2 /run/munge/hidden", "mv /run/munge/hidden /run/munge/munge.socket.2"),
         ("gpu02", "nft 'add table inet mine; add chain inet mine input { type filter hook input priority -9; };"
          " add rule inet mine input tcp dport 9100 drop'", "nft delete table inet mine"),
     ],
-    ids=["down", "drained", "drained by hand", "firewall", "munge", "metrics"],
+    ids=["down", "drained", "drained by hand", "munge", "metrics"],
 )  # fmt: skip
 def test_bootstrap__of_a_node_that_does_not_serve__plays_it(lab: TestLab, node: str, fault: str, repair: str) -> None:
     lab.root(node, fault)
@@ -198,6 +197,23 @@ def test_bootstrap__of_a_node_that_does_not_serve__plays_it(lab: TestLab, node: 
         wait_until(lambda: decided(lab) == ["gpu01"])  # Prometheus notices at its next scrape
     finally:
         lab.root(node, repair)
+    wait_until(lambda: decided(lab) == ALL)
+
+
+@pytest.mark.proves("bootstrap", "Rules of the firewall that were flushed by hand are loaded again.")
+@pytest.mark.parametrize(
+    "fault", ["nft flush ruleset", "nft flush table inet clusterctl", "nft flush chain inet clusterctl output"]
+)
+def test_bootstrap__of_a_flushed_firewall__loads_its_rules_again(lab: TestLab, fault: str) -> None:
+    """Its table alone would not show it, nor would the file of the rules or the unit."""
+    firewall = "clusterctl-firewall status"
+    lab.root("gpu02", firewall)
+    lab.root("gpu02", fault)
+    assert decided(lab) == ["gpu01"]
+    done = lab.run("bootstrap")
+    lab.root("gpu02", firewall)
+    assert ("file", "/etc/clusterctl/firewall.nft") in changes(done, "gpu02")
+    assert changes(lab.run("bootstrap"), "gpu02") == set()
     wait_until(lambda: decided(lab) == ALL)
 
 

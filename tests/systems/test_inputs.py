@@ -11,7 +11,7 @@ import yaml
 from ansible.errors import AnsibleError
 
 from clusterctl.inventory import bootstrap_plays, schema
-from clusterctl.run import inputs, role_variables, unchanged
+from clusterctl.run import effects, inputs, role_variables
 from tests.systems.rendering import (
     CONTENT,
     SCHEDULERS,
@@ -115,8 +115,8 @@ OF_KUBERNETES = sorted({path.name for path in roles_with("kubernetes")} & IN_PLA
     [
         *((SYSTEM, "slurm", name) for name in sorted(PLAYED["slurm"])),
         *((SYSTEM, "kubernetes", name) for name in OF_KUBERNETES),
-        *(("rocky-9", "slurm", name) for name in sorted(PLAYED["slurm"] & unchanged.SEPARATE.keys())),
-        *(("rocky-9", "kubernetes", name) for name in sorted({*OF_KUBERNETES} & unchanged.SEPARATE.keys())),
+        *(("rocky-9", "slurm", name) for name in sorted(PLAYED["slurm"] & effects.SEPARATE.keys())),
+        *(("rocky-9", "kubernetes", name) for name in sorted({*OF_KUBERNETES} & effects.SEPARATE.keys())),
     ],
 )
 def test_variables_that_a_role_does_not_read__of_all_hosts__change_nothing(

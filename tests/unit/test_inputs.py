@@ -147,8 +147,8 @@ def test_of__a_file_that_changes__differs_for_the_hosts_concerned(
     assert different(before, read(directory)) == hosts
 
 
-def test_of__archives_of_images__differ_by_size_and_time(directory: Path, tmp_path: Path) -> None:
-    """They are outside the directory, and too large to be read."""
+def test_of__archives_of_images__differ_by_size_and_times(directory: Path, tmp_path: Path) -> None:
+    """They are outside the directory, and too large to be read. A copy that keeps its times differs, too."""
     archives = tmp_path / "archives"
     archives.mkdir()
     write(directory, "group_vars/all.yml", f"kubernetes_node_images_directory: {archives}\n")
@@ -158,7 +158,11 @@ def test_of__archives_of_images__differ_by_size_and_time(directory: Path, tmp_pa
     with_one = read(directory)
     assert different(before, with_one) == ALL
     os.utime(archives / "a.tar", ns=(1, 1))
-    assert different(with_one, read(directory)) == ALL
+    old = read(directory)
+    assert different(with_one, old) == ALL
+    (archives / "a.tar").write_text("b")
+    os.utime(archives / "a.tar", ns=(1, 1))
+    assert different(old, read(directory)) == ALL
     archives.rename(tmp_path / "elsewhere")
     assert read(directory) is None
 

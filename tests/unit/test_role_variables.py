@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clusterctl.inventory import bootstrap_plays, schema
-from clusterctl.run import role_variables, unchanged
+from clusterctl.run import effects, role_variables
 from clusterctl.util import paths
 from tests.unit.test_role_plugins import plugin
 
@@ -194,8 +194,8 @@ def test_readers__of_most_variables__can_be_played_alone() -> None:
     content, known = paths.content(), schema.load()
     own = {*bootstrap_plays.roles_of_host(bootstrap_plays.load(content), WORKER | HEAD)} - {"verify"}
     needs = {name: role_variables.readers(content, [name], own) for name in known.variables}
-    of_separate = {name: roles for name, roles in needs.items() if name.startswith(tuple(unchanged.SEPARATE))}
-    alone = [name for name, roles in of_separate.items() if roles <= unchanged.SEPARATE.keys()]
+    of_separate = {name: roles for name, roles in needs.items() if name.startswith(tuple(effects.SEPARATE))}
+    alone = [name for name, roles in of_separate.items() if roles <= effects.SEPARATE.keys()]
     assert len(alone) > 0.6 * len(of_separate) > 50, sorted(of_separate.keys() - {*alone})
 
 

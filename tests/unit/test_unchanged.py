@@ -23,7 +23,8 @@ from clusterctl.inventory import bootstrap_plays, model
 from clusterctl.nodes import parallel
 from clusterctl.nodes.contact import Drift, Item
 from clusterctl.nodes.probe import state
-from clusterctl.run import context, inputs, plays, proofs, record, role_variables, unchanged
+from clusterctl.nodes.probe.common import IllError
+from clusterctl.run import context, effects, inputs, plays, proofs, record, role_variables, unchanged
 from clusterctl.run.context import Options, Site
 from clusterctl.run.entry import NoteInputs
 from clusterctl.run.phases import Run
@@ -51,7 +52,7 @@ REVIEWED: Mapping[str, set[str]] = {
     "alertmanager": {"command: Install Alertmanager's own release"},  # its programs are in the digest
     "apptainer": {"script: Verify that a user can run a container"},  # what it needs is in the digest
     "base": {
-        "command: Enable CodeReady Builder",  # redhat.repo and dnf.conf are in the digest
+        "command: Enable CodeReady Builder",  # what is enabled is in the digest, as is dnf.conf
         "command: List all repositories",
         "lineinfile: Set the package manager's proxy",
     },
@@ -187,7 +188,7 @@ def tasks_of(role: Path) -> set[str]:
 @pytest.mark.proves("bootstrap", "Only roles whose whole effect is recorded or in the digest are left out.")
 def test_proven__each_role__has_only_reviewed_tasks() -> None:
     roles = paths.content() / "roles"
-    assert {name: found for name in unchanged.PROVEN if (found := tasks_of(roles / name))} == REVIEWED
+    assert {name: found for name in effects.PROVEN if (found := tasks_of(roles / name))} == REVIEWED
 
 
 @pytest.fixture
@@ -198,7 +199,9 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def a_site(directory: Path, **facts: Any) -> Site:
     inventory = model.load(directory / "inventory.yaml")
     site = context.load(Options("bootstrap", directory / "inventory.yaml"), inventory)
-    known: Any = SimpleNamespace(**({"drift": CLEAN, "state": STATE, "targets": UP} | facts))
+    known: Any = SimpleNamespace(
+        **({"drift": CLEAN, "state": STATE, "targets": UP, "trouble": "", "node": SimpleNamespace(roles=())} | facts)
+    )
     return replace(site, facts=dict.fromkeys((host.name for host in inventory.hosts), known))
 
 
@@ -273,7 +276,7 @@ CHANGES: Mapping[str, Callable[[Path, set[str]], dict[str, Any]]] = {
     "no comparison": lambda _path, _heard: {"drift": None},
     "a comparison that failed": lambda _path, _heard: {"drift": Drift("no Python", (), 0, {})},
     "another state": lambda _path, _heard: {"state": OTHER},
-    "no state": lambda _path, _heard: {"state": None},
+    "no state": lambda _path, _heard: {"state": None, "trouble": "munge does not work"},
     "a changed variable": lambda path, _heard: {"_": (path / "group_vars/all.yml").write_text("cluster_timezone: UTC")},
     "a changed file": lambda path, _heard: {"_": (path / "company.pem").write_text(f"{PEM}another")},
     "a silent node": lambda _path, heard: {"_": heard.remove("gpu01") or ""},  # type: ignore[func-returns-value]
@@ -290,8 +293,8 @@ REASONS: Mapping[str, dict[str, list[str]]] = {
     "more differences than shown": {"it is not known what differs from its records": ["head1", "gpu01"]},
     "no comparison": {"it is not known what differs from its records": ["head1", "gpu01"]},
     "a comparison that failed": {"it is not known what differs from its records": ["head1", "gpu01"]},
-    "another state": {"the node has changed: machine": ["head1", "gpu01"]},
-    "no state": {"it is out of service, or a test of its services or GPUs fails": ["head1", "gpu01"]},
+    "another state": {"its kernel, devices, mounts or settings changed": ["head1", "gpu01"]},
+    "no state": {"munge does not work": ["head1", "gpu01"]},
     "a changed variable": {"cluster_timezone changed": ["head1", "gpu01"]},
     "a changed file": {unchanged.READ: ["head1", "gpu01"]},
     "a silent node": {"Slurm gives it no jobs": ["gpu01"]},
@@ -307,6 +310,59 @@ def test_reasons__of_a_host_that_may_have_changed__name_the_first(directory: Pat
     facts = {key: value for key, value in CHANGES[name](directory, heard).items() if key != "_"}
     site = a_site(directory, **facts)
     assert decided(site).reasons == REASONS[name]
+
+
+SET_UP = SimpleNamespace(roles=("base", "munge"))
+
+
+@pytest.mark.proves("bootstrap", "A run says why a node that was set up before has no proof, too.")
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        ("", {unchanged.UNPROVEN: ["gpu02"]}),
+        ("unchanged.json", {unchanged.UNPROVEN: [*ALL_HOSTS]}),
+        ("group_vars/all.yml", {unchanged.UNREAD: [*ALL_HOSTS]}),
+    ],
+)
+def test_reasons__of_hosts_without_a_proof__say_so(
+    directory: Path, heard: set[str], monkeypatch: pytest.MonkeyPatch, damage: str, expected: dict[str, list[str]]
+) -> None:
+    proven(a_site(directory))
+    if damage == "unchanged.json":
+        (directory / ".clusterctl/unchanged.json").unlink()
+    elif damage:
+        monkeypatch.setattr(inputs, "LIMIT", 10)
+    assert decided(a_site(directory, node=SET_UP)).reasons == expected
+
+
+def test_reasons__of_new_nodes__are_none(directory: Path, heard: set[str]) -> None:
+    assert decided(a_site(directory)).reasons == {}
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"boot"}, "it was restarted"),
+        ({"boot", "machine"}, "it was restarted, its kernel, devices, mounts or settings changed"),
+        ({"objects of kubeadm"}, "objects of kubeadm changed"),
+    ],
+)
+def test_reasons__of_parts_of_a_state__are_said_in_words(
+    directory: Path, heard: set[str], changed: set[str], expected: str
+) -> None:
+    proven(a_site(directory))
+    assert decided(a_site(directory, state=STATE | dict.fromkeys(changed, "c" * 64))).reasons == {
+        expected: ["head1", "gpu01"]
+    }
+
+
+def test_reasons__after_an_update_of_clusterctl__name_it(
+    directory: Path, heard: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proven(a_site(directory))
+    monkeypatch.setattr(inputs, "_of_clusterctl", lambda: "another")
+    assert decided(a_site(directory)).reasons == {unchanged.PROGRAM: ["head1", "gpu01"]}
+    assert left_out(a_site(directory)) == []
 
 
 def test_reasons__of_what_prometheus_does_not_reach__name_it(directory: Path, heard: set[str]) -> None:
@@ -341,7 +397,7 @@ def test_of__a_worker_that_may_have_changed__is_played(directory: Path, heard: s
 def test_candidates__with_a_role_that_is_not_proven__are_none(
     directory: Path, groups: str, is_possible: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unchanged, "PROVEN", {name: why for name, why in unchanged.PROVEN.items() if name != "podman"})
+    monkeypatch.setattr(effects, "PROVEN", {name: why for name, why in effects.PROVEN.items() if name != "podman"})
     (directory / "inventory.yaml").write_text(INVENTORY + groups)
     site = a_site(directory)
     proven(site)
@@ -350,7 +406,7 @@ def test_candidates__with_a_role_that_is_not_proven__are_none(
 
 def test_proven__roles__are_all_of_the_bootstrap() -> None:
     roles = {role for play in bootstrap_plays.load(paths.content()) for role in play.roles}
-    assert unchanged.PROVEN.keys() == roles - {"apply"}
+    assert effects.PROVEN.keys() == roles - {"apply"}
 
 
 def test_forget__of_a_run__deletes_the_proofs_of_its_hosts(directory: Path, heard: set[str]) -> None:
@@ -665,6 +721,15 @@ def test_decide__of_a_cluster_of_kubernetes__plays_the_roles_that_a_change_conce
     assert (decision.roles, {*decision.left_out}) == (None if roles is None else frozenset(roles), hosts)
 
 
+def ill() -> str:
+    """Return what does not work by the state of this machine; empty if it has one."""
+    try:
+        state.state([], None)
+    except IllError as error:
+        return str(error)
+    return ""
+
+
 def test_state__of_a_link_that_leads_nowhere__is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "gone.so").symlink_to("nowhere")
     before = state.state([], None)
@@ -674,8 +739,9 @@ def test_state__of_a_link_that_leads_nowhere__is_known(tmp_path: Path, monkeypat
 
 def test_state__of_a_command_that_hangs__is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "_SECONDS", 0.2)
-    monkeypatch.setattr(state, "_TESTS", (("/", "sleep 60"), ("/", "true")))
-    assert state.state([], None) is None
+    monkeypatch.setattr(state, "_TESTS", (("munge does not work", "/", "sleep 60"), ("another", "/", "true")))
+    with pytest.raises(IllError, match=r"munge does not work, or not within 0\.2 s"):
+        state.state([], None)
 
 
 @pytest.mark.parametrize(
@@ -685,8 +751,8 @@ def test_state__of_gpus__is_unknown_if_a_finding_drains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, findings: list[dict[str, bool]], fit: bool
 ) -> None:
     (tmp_path / "answer").write_text(json.dumps({"findings": findings}))
-    monkeypatch.setattr(state, "_TESTS", (("/", f"cat {tmp_path}/answer | {state._FIT}"),))
-    assert (state.state([], None) is not None) == fit
+    monkeypatch.setattr(state, "_TESTS", (("it is ill", "/", f"cat {tmp_path}/answer | {state._FIT}"),))
+    assert ill() == ("" if fit else "it is ill")
 
 
 PACKAGES = next(command for part, _, command in state._OUTPUTS if part == "packages")
@@ -710,7 +776,7 @@ def test_state__of_packages__differs_by_name_and_status(
     found = []
     for listed in (APT, after):
         monkeypatch.setattr(state, "_OUTPUTS", (("packages", "/", f"printf '{listed}'"),))
-        found.append(state.state([], None) or {})
+        found.append(state.state([], None))
     assert (found[0]["packages"] == found[1]["packages"]) is same
 
 
@@ -734,9 +800,9 @@ def test_output__of_a_database_of_a_head__is_in_the_digest(tmp_path: Path, monke
     found = set()
     for command in ("echo ada", "echo grace", "echo ada; false"):
         monkeypatch.setattr(state, "_OUTPUTS", (("database", str(tmp_path / "configuration"), command),))
-        found.add((state.state([], None) or {}).get("database"))
+        found.add(ill() or state.state([], None)["database"])
     assert len(found) == 3
-    assert None in found, "what fails has no state"
+    assert "its database does not answer" in found
     monkeypatch.setattr(state, "_OUTPUTS", (("database", str(tmp_path / "none"), "false"),))
     assert state.state([], None)
 
@@ -757,8 +823,35 @@ def test_state__of_settings_and_outputs__is_unknown_if_they_are_not_fit(
     """A GPU that differs from its settings, and an output that is too large to be read."""
     monkeypatch.setattr(state, "_LARGEST", 1000)
     monkeypatch.setattr(state, "_OUTPUTS", ())
-    monkeypatch.setattr(state, "_TESTS", (("/", command),))
-    assert (state.state([], None) is not None) == fit
+    monkeypatch.setattr(state, "_TESTS", (("it is ill", "/", command),))
+    assert ill() == ("" if fit else "it is ill")
+
+
+@pytest.mark.parametrize(
+    ("text", "enabled"),
+    [
+        ("[rhel-9-baseos-rhui-rpms]\nenabled=1\n", []),
+        ("[codeready-builder-for-rhel-9-rhui-rpms]\nname=CRB\nenabled=1\n", ["codeready-builder-for-rhel-9-rhui-rpms"]),
+        ("[codeready-builder-for-rhel-9-x86_64-rpms]\nenabled = 0\n[other]\nenabled = 1\n", []),
+        ("[a]\n[rhui-codeready-builder-for-rhel-10-rhui-rpms]\n", ["rhui-codeready-builder-for-rhel-10-rhui-rpms"]),
+        ("# codeready-builder\n[a]\nname=codeready-builder\n", []),
+    ],
+)  # fmt: skip
+def test_state__of_repositories__has_which_of_codeready_are_enabled(text: str, enabled: list[str]) -> None:
+    assert state._enabled(text) == enabled
+
+
+def test_state__of_a_file_of_repositories__differs_if_one_is_switched_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In any file: on cloud images with RHUI it is not redhat.repo."""
+    monkeypatch.setattr(state, "_REPOSITORIES", str(tmp_path / "*.repo"))
+    file, found = tmp_path / "redhat-rhui.repo", []
+    for number in (1, 0, 1):
+        file.write_text(f"[codeready-builder-for-rhel-9-rhui-rpms]\nenabled={number}\n")
+        found.append(state.state([], None))
+    assert found[0] == found[2]
+    assert found[0]["machine"] != found[1]["machine"]
 
 
 def test_state__of_instances_and_networks__differs_by_links_and_sizes(
@@ -786,7 +879,7 @@ def test_state__of_instances_and_networks__differs_by_links_and_sizes(
     for number, step in enumerate(steps):
         step()
         now = state.state([], None)
-        assert before and now and now["machine"] != before["machine"], number
+        assert now["machine"] != before["machine"], number
         before = now
     program.write_text("ab")
     same = state.state([], None)
@@ -796,6 +889,7 @@ def test_state__of_instances_and_networks__differs_by_links_and_sizes(
 
 PARTS = {
     "_ACCOUNTS": "accounts",
+    "_BOOT": "boot",
     "_CONTENTS": "machine",
     "_PASSWORDS": "accounts",
     "_RECORDS": "records",
@@ -817,12 +911,11 @@ def test_state__of_what_roles_change__differs_in_its_part(tmp_path: Path, monkey
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(path.read_text() + "a" if path.exists() else "a")
         now = state.state([], None)
-        assert before and now
         assert {key for key in now if now[key] != before[key]} == {part}, path
         before = now
     assert state.state([], None) == before
     for other in (state.state([], "580.1"), state.state([{"uuid": "GPU-1", "mig": None}], None)):
-        assert before and other and other["machine"] != before["machine"]
+        assert other["machine"] != before["machine"]
 
 
 OF_BASE = Drift(None, (Item("sources", "file", "/etc/apt/sources.list", "edited"),), 0, {})  # a scope of role base
@@ -1081,8 +1174,8 @@ def test_configure__with_few_roles__plays_these_alone_and_tests_all(
 
 def test_separate__roles__are_proven_and_in_the_plays() -> None:
     roles = {role for play in bootstrap_plays.load(paths.content()) for role in play.roles}
-    assert unchanged.SEPARATE.keys() <= unchanged.PROVEN.keys() & roles
-    assert unchanged._PARTS_OF.keys() | unchanged.FOLLOWERS.keys() <= unchanged.SEPARATE.keys()
+    assert effects.SEPARATE.keys() <= effects.PROVEN.keys() & roles
+    assert effects.PARTS_OF.keys() | effects.FOLLOWERS.keys() <= effects.SEPARATE.keys()
     assert {*unchanged.LASTING.values()} <= roles
 
 
@@ -1090,9 +1183,7 @@ def test_results__of_separate_roles__are_read_by_few_others() -> None:
     """A role that reads a result has more to do if that changes."""
     content = paths.content()
     known, words = role_variables._results(content), role_variables._words(content)
-    pairs = {
-        (reader, role) for role in unchanged.SEPARATE for reader in unchanged.PROVEN if words[reader] & known[role]
-    }
+    pairs = {(reader, role) for role in effects.SEPARATE for reader in effects.PROVEN if words[reader] & known[role]}
     assert {(reader, role) for reader, role in pairs if reader != role} == {
         # These include the sources.
         ("package_cache", "base"),
@@ -1108,7 +1199,7 @@ def test_results__of_separate_roles__are_read_by_few_others() -> None:
     }
 
 
-@pytest.mark.parametrize("role", unchanged.PROVEN)
+@pytest.mark.parametrize("role", effects.PROVEN)
 def test_text__of_a_proven_role__has_all_that_it_includes(role: str) -> None:
     """No name of an included role is a template, and remove.yml, which the text leaves out, reads no variable."""
     folder = paths.content() / "roles" / role

@@ -22,6 +22,10 @@ WATCHED = ("munge", "nvidia-container-toolkit", "nvidia-container-toolkit-base")
 Facts = Dict[str, Any]
 
 
+class IllError(Exception):
+    """What a run has set up on a node does not work; the text says what."""
+
+
 def read(path: str, default: str = "") -> str:
     """Return the stripped text of a small file, `default` if it cannot be read."""
     try:

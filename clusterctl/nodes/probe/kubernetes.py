@@ -6,7 +6,7 @@ import os
 import re
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
-from clusterctl.nodes.probe.common import read
+from clusterctl.nodes.probe.common import IllError, read
 
 _KUBELET, _ADMIN = "/etc/kubernetes/kubelet.conf", "/etc/kubernetes/admin.conf"
 _IMAGES = "/var/lib/clusterctl/kubernetes-images.json"  # of module kubernetes_images
@@ -63,7 +63,7 @@ stubs = [{"apiVersion": a, "kind": b, "metadata": {"name": c, "namespace": d}} f
 print(json.dumps({"apiVersion": "v1", "kind": "List", "items": stubs}))
 """
 Questions = List[Tuple[str, Callable[[str], Dict[str, Any]]]]
-"""Commands to run, each with what makes parts of the state of its output, or raises ValueError."""
+"""Commands to run, each with what makes parts of the state of its output, or raises IllError or ValueError."""
 
 
 def kubernetes_questions() -> Questions:
@@ -120,18 +120,20 @@ def _documents(text: str) -> Iterator[Dict[str, Any]]:
 
 
 def _node(printed: str) -> Dict[str, Any]:
-    """Return what concerns clusterctl of a node, and which pods it has. Raises ValueError if it does not serve."""
+    """Return what concerns clusterctl of a node, and which pods it has. Raises IllError if it does not serve."""
     node, lease, *pods = _documents(printed)
     metadata, spec, status = node["metadata"], node["spec"], node["status"]
-    if not _is_true(status, "Ready") or spec.get("unschedulable") or _age(lease["spec"]["renewTime"]) > _LEASE_S:
-        raise ValueError("the node does not serve")
+    if spec.get("unschedulable"):
+        raise IllError("it is cordoned")
+    if not _is_true(status, "Ready") or _age(lease["spec"]["renewTime"]) > _LEASE_S:
+        raise IllError("Kubernetes reports it as not ready")
     own = [pod for pod in pods if re.match("(%s)$" % _OF_NODES, pod["metadata"]["namespace"])]
     there = []
     for pod in own:
         owners = [one["kind"] + " " + one["name"] for one in pod["metadata"].get("ownerReferences") or []]
         if any(owner.startswith(("DaemonSet ", "Node ")) for owner in owners):
             if not _is_true(pod["status"], "Ready"):
-                raise ValueError("a pod of the node does not serve")
+                raise IllError("a pod of a DaemonSet or of the control plane is not ready on it")
             there.append(pod["metadata"]["name"] if owners[0].startswith("Node ") else owners[0])
     annotations = (metadata.get("annotations") or {}).items()
     content = [
@@ -155,7 +157,7 @@ def _now() -> datetime.datetime:
 
 
 def _objects(printed: str) -> Dict[str, Any]:
-    """Return the objects of clusterctl by their part, and those of kubeadm. Raises ValueError if one does not serve.
+    """Return the objects of clusterctl by their part, and those of kubeadm. Raises IllError if one does not serve.
 
     Only what the records name is of clusterctl: a person can give the label to other objects.
     """
@@ -174,7 +176,7 @@ def _objects(printed: str) -> Dict[str, Any]:
         who = (item["apiVersion"], item["kind"], metadata.get("namespace", ""), metadata["name"])
         if who in known or who in of_kubeadm or metadata["name"] == _BINDING:
             if item["kind"] == "Deployment" and not _is_available(item):
-                raise ValueError("a deployment does not serve")
+                raise IllError("a Deployment of the cluster is not available")
             kept = {key: value for key, value in item.items() if key != "status"}
             kept["metadata"] = {key: value for key, value in metadata.items() if key not in _OF_SERVERS}
             found.setdefault("objects of " + known.get(who, "kubeadm"), {})[" ".join(who)] = kept

@@ -10,7 +10,7 @@ import tempfile
 import time
 from typing import Dict, List, Optional, Tuple
 
-from clusterctl.nodes.probe.common import Facts, read
+from clusterctl.nodes.probe.common import Facts, IllError, read
 from clusterctl.nodes.probe.kubernetes import kubernetes_questions
 
 _ACCOUNTS = ("/etc/group", "/etc/passwd")
@@ -18,10 +18,8 @@ _ACCOUNTS = ("/etc/group", "/etc/passwd")
 _CONTENTS = (
     "/etc/dnf/dnf.conf",
     "/etc/os-release",
-    "/etc/yum.repos.d/redhat.repo",
     "/proc/driver/nvidia/version",
     "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
-    "/proc/sys/kernel/random/boot_id",
     "/proc/sys/kernel/unprivileged_userns_clone",
     "/proc/sys/user/max_user_namespaces",
     "/sys/fs/selinux/booleans/container_use_devices",
@@ -30,13 +28,17 @@ _CONTENTS = (
     "/var/lib/clusterctl/kubernetes-images.json",
     "/var/lib/clusterctl/kubernetes-worker.version",
 )
+_BOOT = "/proc/sys/kernel/random/boot_id"
 _RECORDS = "/var/lib/clusterctl/state/*.json"
-# Of these, mode, size and time of change are: passwords, what kubeadm keeps, modules that were built for the kernel,
+# Of these, mode, size and time of change are: passwords, what kubeadm keeps, modules that dkms built for the kernel,
 # what NVIDIA's own installer leaves, programs that are no packages, and plugins that were built for Slurm.
 _PASSWORDS = "/etc/shadow"
+# Of these, which repositories of CodeReady Builder are enabled, as role base does. RHEL's cloud images
+# have them in other files than redhat.repo.
+_REPOSITORIES = "/etc/yum.repos.d/*.repo"
 _STATUS = (
     "/etc/kubernetes/*.conf",
-    "/etc/kubernetes/clusterctl/*",
+    "/etc/kubernetes/clusterctl/**",
     "/etc/kubernetes/pki/**",
     "/lib/modules/*/extra/**/*.ko*",
     "/lib/modules/*/updates/**/*.ko*",
@@ -45,6 +47,8 @@ _STATUS = (
     "/usr/local/lib/alertmanager/*/bin/*",
     "/usr/local/lib/prometheus/*/bin/*",
     "/usr/local/lib/slurm/*",
+    "/var/lib/dkms/gdrdrv/kernel-*",
+    "/var/lib/dkms/nvidia*/kernel-*",
 )
 _MODULES = r"(?m)^(nvidia\w*|nouveau|gdrdrv|ib_umad) "
 _KERNELS = "/lib/modules/*"  # role nvidia_driver needs the headers of each, and builds modules for it
@@ -81,37 +85,51 @@ _OUTPUTS = (
         ' SELECT schema_name FROM information_schema.schemata ORDER BY 1"',
     ),
 )
+_UNREAD = {
+    "accounting": "slurmdbd does not answer",
+    "database": "its database does not answer",
+    "packages": "its packages cannot be listed",
+}
 _FIT = 'python3 -c \'import json, sys; sys.exit(any(one["drains"] for one in json.load(sys.stdin)["findings"]))\''
 _AS_SET = "python3 -c 'import json, sys; sys.exit(bool(json.load(sys.stdin)[\"changes\"]))'"
 _SETTINGS = "/etc/clusterctl/gpu-config.json"
 _LOG_STORE = "/etc/clusterctl/log-store/configuration.json"
 # What role verify tests on a node, where the file exists, and what roles would change in the GPUs and in the search
-# engine of the logs. GPU health is not reported to the head here.
+# engine of the logs, with what is said of a test that fails. GPU health is not reported to the head here.
 _TESTS = (
-    (_SETTINGS, '/usr/local/sbin/gpu-config --check --given "$(cat %s)" | %s' % (_SETTINGS, _AS_SET)),
-    (_LOG_STORE, 'missing=$(/usr/local/sbin/log-store %s apply --check) && [ -z "$missing" ]' % _LOG_STORE),
-    ("/usr/bin/munge", "munge --no-input | unmunge"),
-    ("/usr/local/sbin/clusterctl-firewall", "/usr/local/sbin/clusterctl-firewall status"),
-    ("/usr/local/sbin/gpu-health", "/usr/local/sbin/gpu-health --json | " + _FIT),
+    (
+        "its GPUs are not as configured",
+        _SETTINGS,
+        '/usr/local/sbin/gpu-config --check --given "$(cat %s)" | %s' % (_SETTINGS, _AS_SET),
+    ),
+    (
+        "the search engine of the logs lacks an object",
+        _LOG_STORE,
+        'missing=$(/usr/local/sbin/log-store %s apply --check) && [ -z "$missing" ]' % _LOG_STORE,
+    ),
+    ("munge does not work", "/usr/bin/munge", "munge --no-input | unmunge"),
+    ("its firewall is not active", "/usr/local/sbin/clusterctl-firewall", "/usr/local/sbin/clusterctl-firewall status"),
+    ("a check of its GPUs fails", "/usr/local/sbin/gpu-health", "/usr/local/sbin/gpu-health --json | " + _FIT),
 )
 _SECONDS = 20.0  # for all tests and outputs together
 _LARGEST = 32 << 20  # bytes of an output
 
 
-def state(found: List[Facts], driver: Optional[str]) -> Optional[Dict[str, str]]:
-    """Return the digests, in hexadecimal digits, of a node with these GPUs and this driver; None if it does not work.
+def state(found: List[Facts], driver: Optional[str]) -> Dict[str, str]:
+    """Return the digests, in hexadecimal digits, of a node with these GPUs and this driver. Raises IllError.
 
-    They are of its `accounts`, those in Slurm (`accounting`), `database`, `packages`, `records`, of the `machine`, and
-    of Kubernetes the `node`, `images`, and the `objects of` each part.
+    They are of its `accounts`, those in Slurm (`accounting`), `boot`, `database`, `packages`, `records`, of the
+    `machine`, and of Kubernetes the `node`, `images`, and the `objects of` each part.
     """
     try:
-        tests = [command for path, command in _TESTS if os.path.exists(path)]
+        tests = [(failing, command) for failing, path, command in _TESTS if os.path.exists(path)]
         kept = [(part, command) for part, path, command in _OUTPUTS if os.path.exists(path)]
+        read_out = [(_UNREAD[part], command) for part, command in kept]
         questions = kubernetes_questions()
-        outputs = _outputs(tests + [command for _, command in kept] + [command for command, _ in questions])
-        if outputs is None:
-            return None
+        asked = [("Kubernetes does not answer", command) for command, _ in questions]
+        outputs = _outputs(tests + read_out + asked)
         machine = [(path, _content(path)) for path in _CONTENTS]  # type: List[object]
+        machine.append([(path, _enabled(read(path))) for path in sorted(glob.glob(_REPOSITORIES))])
         machine.extend(_statuses(_STATUS))
         machine.append([os.uname().release, os.uname().nodename, sorted(glob.glob(_KERNELS))])
         machine.append(sorted(re.findall(_MODULES, read("/proc/modules"))))
@@ -128,6 +146,7 @@ def state(found: List[Facts], driver: Optional[str]) -> Optional[Dict[str, str]]
         machine.append(os.environ.get("SUDO_USER"))
         parts = {
             "accounts": [[_content(path) for path in _ACCOUNTS], _status(_PASSWORDS)],
+            "boot": _content(_BOOT),
             "machine": machine,
             "records": [(path, _content(path)) for path in sorted(glob.glob(_RECORDS))],
         }  # type: Dict[str, object]
@@ -136,7 +155,7 @@ def state(found: List[Facts], driver: Optional[str]) -> Optional[Dict[str, str]]
         for number, (_, parts_of) in enumerate(questions):
             parts.update(parts_of(outputs[len(tests) + len(kept) + number]))
     except (OSError, ValueError, KeyError, TypeError):
-        return None
+        raise IllError("what it is compared by cannot be read") from None
     dumped = {part: json.dumps(content, sort_keys=True) for part, content in parts.items()}
     return {part: hashlib.sha256(text.encode()).hexdigest() for part, text in dumped.items()}
 
@@ -166,6 +185,13 @@ def _status(path: str) -> Optional[List[int]]:
     return [known.st_mode, known.st_size, known.st_mtime_ns]
 
 
+def _enabled(repositories: str) -> List[str]:
+    """Return the repositories of CodeReady Builder that are enabled in the text of a file; dnf's default is enabled."""
+    sections = re.split(r"(?m)^\[(?=[^]\n]*codeready-builder[^]\n]*\])", repositories)[1:]
+    sections = [re.split(r"(?m)^\[", one)[0] for one in sections]
+    return [one.split("]")[0] for one in sections if not re.search(r"(?mi)^enabled\s*=\s*(0|no|false|off)\s*$", one)]
+
+
 def _mounts(table: str, mounted: str) -> List[List[str]]:
     """Return place, type and whether it is read-only of each mount in fstab that is there."""
     places = {line.split()[1] for line in table.splitlines() if line.split()[1:] and not line.startswith("#")}
@@ -173,25 +199,26 @@ def _mounts(table: str, mounted: str) -> List[List[str]]:
     return sorted([row[1], row[2], row[3].split(",")[0]] for row in rows if len(row) > 3 and row[1] in places)
 
 
-def _outputs(commands: List[str]) -> Optional[List[str]]:
-    """Return what commands printed that ran at the same time; None if one failed, or did not end in time."""
+def _outputs(commands: List[Tuple[str, str]]) -> List[str]:
+    """Return what commands printed that ran at the same time. Raises IllError with the text of one that failed."""
     deadline = time.monotonic() + _SECONDS
     nothing = subprocess.DEVNULL
     found = []
     with tempfile.TemporaryDirectory() as folder:
         running = []
-        for number, command in enumerate(commands):
+        for number, (failing, command) in enumerate(commands):
             path = os.path.join(folder, str(number))
             with open(path, "wb") as printed:
                 argv = ["sh", "-c", command]
-                running.append((path, subprocess.Popen(argv, stdin=nothing, stdout=printed, stderr=nothing)))
-        for path, process in running:
+                running.append((failing, path, subprocess.Popen(argv, stdin=nothing, stdout=printed, stderr=nothing)))
+        for failing, path, process in running:
             while process.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.02)
             if process.poll() is None:
                 process.kill()  # and not waited for: a process that hangs in the driver does not end
+                raise IllError("%s, or not within %g s" % (failing, _SECONDS))
             if process.poll() != 0 or os.path.getsize(path) > _LARGEST:
-                return None
+                raise IllError(failing)
             with open(path, "rb") as content:
                 found.append(content.read().decode("utf-8", "replace"))
     return found
