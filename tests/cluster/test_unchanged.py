@@ -202,7 +202,13 @@ def test_bootstrap__of_a_node_that_does_not_serve__plays_it(lab: TestLab, node: 
 
 @pytest.mark.proves("bootstrap", "Rules of the firewall that were flushed by hand are loaded again.")
 @pytest.mark.parametrize(
-    "fault", ["nft flush ruleset", "nft flush table inet clusterctl", "nft flush chain inet clusterctl output"]
+    "fault",
+    [
+        "nft flush ruleset",
+        "nft flush chain inet clusterctl output",
+        "nft 'chain inet clusterctl input { policy accept; }'; nft flush chain inet clusterctl input",
+        "nft insert rule inet clusterctl input accept",
+    ],
 )
 def test_bootstrap__of_a_flushed_firewall__loads_its_rules_again(lab: TestLab, fault: str) -> None:
     """Its table alone would not show it, nor would the file of the rules or the unit."""

@@ -108,7 +108,11 @@ _TESTS = (
         'missing=$(/usr/local/sbin/log-store %s apply --check) && [ -z "$missing" ]' % _LOG_STORE,
     ),
     ("munge does not work", "/usr/bin/munge", "munge --no-input | unmunge"),
-    ("its firewall is not active", "/usr/local/sbin/clusterctl-firewall", "/usr/local/sbin/clusterctl-firewall status"),
+    (
+        "its firewall is not as it was set up",
+        "/usr/local/sbin/clusterctl-firewall",
+        "/usr/local/sbin/clusterctl-firewall status",
+    ),
     ("a check of its GPUs fails", "/usr/local/sbin/gpu-health", "/usr/local/sbin/gpu-health --json | " + _FIT),
 )
 _SECONDS = 20.0  # for all tests and outputs together
