@@ -7,6 +7,7 @@ before and more workers, which a bootstrap adds; the containers of later sizes a
 """
 
 import re
+import statistics
 import time
 from collections.abc import Sequence
 
@@ -35,13 +36,20 @@ AT_ONCE = ("--forks", "16")
 
 _IMAGE = f"{image.REPOSITORY}:bench-worker"
 
-# Prints the largest memory of one process below it, in MB.
-_PEAK = """
-import resource, subprocess, sys
-code = subprocess.call(sys.argv[1:])
-print("peak", resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10)
-sys.exit(code)
+# Runs clusterctl; prints the largest memory of a process in MB, and the CPU seconds of its own process. These are spent
+# on one core, those of the others on all.
+_MEASURED = """
+import atexit, resource, runpy, sys
+
+def report():
+    own, others = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    print("\\npeak", max(own.ru_maxrss, others.ru_maxrss) >> 10, "own", own.ru_utime + own.ru_stime)
+
+atexit.register(report)
+runpy.run_module("clusterctl", run_name="__main__", alter_sys=True)
 """
+_CORES = 16
+"""Cores of a machine that drives 1,000 nodes."""
 
 
 def main(sizes: Sequence[int] = SIZES, rounds: int = ROUNDS) -> Document:
@@ -135,17 +143,20 @@ def _unchanged(lab: BenchLab, size: int, rounds: int) -> Document:
     figures: Document = {}
     for verb in ("bootstrap", "plan", "status"):
         words = ("plan", "bootstrap") if verb == "plan" else (verb,)
-        argv = (*CLUSTERCTL, *words, lab.inventory, *([] if verb == "status" else AT_ONCE))
-        costs, peaks = list[Cost](), list[int]()
+        argv = (CLUSTERCTL[0], "-c", _MEASURED, *words, lab.inventory, *([] if verb == "status" else AT_ONCE))
+        costs, peaks, own = list[Cost](), list[int](), list[float]()
         for _ in range(rounds):
-            cost, printed = lab.measure(argv[0], "-c", _PEAK, *argv, limit=LIMIT)
+            cost, printed = lab.measure(*argv, limit=LIMIT)
             if verb == "bootstrap" and (played := roles_of(profile.latest_run(lab.directory, verb))):
                 raise BenchError(f"an unchanged run played {', '.join(played)}")
             costs.append(cost)
-            peaks += map(int, re.findall(r"(?m)^peak (\d+)$", printed))
-        cost = median(costs)
-        say(f"  {size:3} nodes, {verb:9} {cost}, {max(peaks)} MB; {load()}")
-        figures[verb] = {**cost.document(), "per_node": round(cost.controller / size, 3), "peak_mb": max(peaks)}
+            [(peak, seconds)] = re.findall(r"(?m)^peak (\d+) own ([\d.]+)$", printed)
+            peaks.append(int(peak))
+            own.append(float(seconds))
+        cost, of_one = median(costs), statistics.median(own)
+        say(f"  {size:3} nodes, {verb:9} {cost}, {of_one:.1f} s of it in one process, {max(peaks)} MB; {load()}")
+        per_node = round(cost.controller / size, 3)
+        figures[verb] = {**cost.document(), "own": round(of_one, 2), "per_node": per_node, "peak_mb": max(peaks)}
     return figures
 
 
@@ -155,11 +166,13 @@ def _slopes(figures: Document, sizes: Sequence[int]) -> Document:
     first, last = sizes[0], sizes[-1]
     for verb in ("bootstrap", "plan", "status"):
         few, many = (figures[f"nodes_{size}"][verb] for size in (first, last))
-        slope = {what: (many[what] - few[what]) / (last - first) for what in ("wall", "controller", "peak_mb")}
+        slope = {what: (many[what] - few[what]) / (last - first) for what in ("wall", "controller", "own", "peak_mb")}
         thousand = {what: many[what] + (1000 - last) * each for what, each in slope.items()}
         found[f"slope_{verb}"] = {what: round(each, 4) for what, each in slope.items()}
+        least = thousand["own"] + (thousand["controller"] - thousand["own"]) / _CORES
         say(
             f"  {verb}: each node more {1000 * slope['controller']:.0f} ms of CPU here, {slope['peak_mb']:.2f} MB; "
-            f"on a line, 1,000 nodes: {thousand['controller']:.0f} s of CPU, {thousand['peak_mb']:.0f} MB"
+            f"on a line, 1,000 nodes: {thousand['controller']:.0f} s of CPU, {thousand['peak_mb']:.0f} MB; "
+            f"{thousand['own']:.0f} s of it in one process: on {_CORES} cores at least {least:.0f} s"
         )
     return found
