@@ -38,6 +38,8 @@ ansible_facts:
     - C(virtualization_role) is V(guest) in a virtual machine or a container, and V(NA) on bare metal, also on one that
       has guests.
     - C(env) has only C(SUDO_USER), the user who became root, if there is one.
+    - C(clusterctl_in_use), whether role base was applied to the node before. Its record remains until the node is
+      removed from the cluster.
   type: dict
   returned: always
 """
@@ -104,6 +106,7 @@ def facts():
         **virtualization_role(),
         "apparmor": {"status": "enabled" if apparmor else "disabled"},
         "architecture": platform.machine(),
+        "clusterctl_in_use": Path("/var/lib/clusterctl/state/base.json").exists(),
         "env": {name: os.environ[name] for name in ("SUDO_USER",) if name in os.environ},
         "selinux": selinux(),
     }

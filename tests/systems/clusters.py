@@ -139,6 +139,8 @@ def of_files(role: Role, call: Mapping[str, Any]) -> Iterator[str]:
             continue
         if "validate" in item:
             yield item["validate"]
+        if "in_effect" in item:
+            yield joined(item["in_effect"])
         if "confirm" in item:
             yield joined(item["confirm"]["command"])
         text = (role.content(item) or b"").decode(errors="replace")

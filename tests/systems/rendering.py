@@ -316,6 +316,7 @@ class Cluster:
             "ansible_check_mode": False,
             "ansible_facts": {
                 "architecture": system.architecture,
+                "clusterctl_in_use": False,
                 "distribution": system.distribution,
                 "distribution_major_version": system.major,
                 "distribution_release": system.codename,

@@ -602,6 +602,7 @@ def test_head__that_a_worker_asks__responds(
         ({"joined": False}, ["gpu01"], ["gpu01"]),
         ({"joined": True}, [], ["gpu01"]),
         ({"joined": False}, [], ["gpu01"]),
+        ({"skipped": True}, [], ["gpu01"]),
         ({"failed": True}, [], []),
         (None, [], []),
     ],

@@ -124,7 +124,7 @@ def test_a_worker_is_visited_by_fewer_than_forty_tasks(scheduler: str) -> None:
     # A node is prepared beside the heads or after them; its packages come twice, as they are downloaded first.
     roles = {role if isinstance(role, str) else role["role"] for play in plays for role in play.get("roles", ())}
     count = sum(visits(role) for role in ("packages", *roles)) + visits("base", "sources.yml")
-    count += visits("packages", "followers.yml") + visits("verify", "services.yml")
+    count += visits("verify", "services.yml")
     assert len(plays) >= 3
     assert count + sum(bool(play.get("gather_facts")) for play in plays) < 40
 

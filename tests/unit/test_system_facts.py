@@ -144,6 +144,7 @@ def test_gather_facts__in_a_play__reads_these_with_ansibles_values(tmp_path: Pat
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "found").read_text())
     assert found["ours"].pop("env") == {"SUDO_USER": "jim"}
+    assert found["ours"].pop("clusterctl_in_use") is False
     for name in ("selinux", "apparmor"):
         assert found["ours"].pop(name)["status"] == found["own"][f"ansible_{name}"]["status"]
     # Of Debian, Ansible finds the point release as well.

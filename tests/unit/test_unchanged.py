@@ -86,7 +86,6 @@ REVIEWED: Mapping[str, set[str]] = {
     },
     "kubernetes_node": {
         "command: List swap, the kernel, and the certificate and release of a node that has joined",
-        "command: Start to pull the images of a new node",
         "copy: Copy these archives",  # they are deleted after the import
         "kubernetes_images: Find the archives whose images are missing on the node",
         "kubernetes_images: Import their images",
@@ -139,9 +138,8 @@ REVIEWED: Mapping[str, set[str]] = {
         "stat: Find an nginx of the site",
     },
     "packages": {
-        "group_by: Group the nodes that follow the heads",
+        "group_by: Group the nodes in use, which follow the heads",
         "include_role: Set up the package sources",  # of base
-        "raw: Look for a record of an earlier run",
     },
     "prometheus": {"command: Install Prometheus's own release"},  # its programs are in the digest
     "pyxis": {"command: Build the plugin for this host's Slurm"},  # it is in the digest

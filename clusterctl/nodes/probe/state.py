@@ -38,7 +38,7 @@ _PASSWORDS = "/etc/shadow"
 _REPOSITORIES = "/etc/yum.repos.d/*.repo"
 _STATUS = (
     "/etc/kubernetes/*.conf",
-    "/etc/kubernetes/clusterctl/**",
+    "/etc/kubernetes/clusterctl/**/*",
     "/etc/kubernetes/pki/**",
     "/lib/modules/*/extra/**/*.ko*",
     "/lib/modules/*/updates/**/*.ko*",
