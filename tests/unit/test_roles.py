@@ -101,6 +101,27 @@ def test_role_knows_no_lab_and_no_other_hosts_facts(role: Path) -> None:
         )
 
 
+@pytest.mark.proves("roles", "A scope of records is described by one call, or its calls are marked as partial.")
+def test_scopes__described_by_several_calls__are_marked_as_partial() -> None:
+    """Else what one call describes would be taken for former by another, and not be compared any more."""
+    whole: dict[str, list[str]] = {}
+    every: dict[str, int] = {}
+    for role in NAMES:
+        for path in (CONTENT / "roles" / role / "tasks").glob("*.yml"):
+            for task in tasks(path):
+                given = task.get("node_state") or {}
+                if "node_state" in task and given.get("state") not in ("absent", "flush", "probe"):
+                    scope = str(given.get("name", role))
+                    every[scope] = every.get(scope, 0) + 1
+                    whole.setdefault(scope, []).extend([] if given.get("partial") else [f"{role}: {task['name']}"])
+    assert {scope: names for scope, names in whole.items() if len(names) > 1} == {}
+    assert max(every.values()) > 1
+    modules = [path.read_text(encoding="utf-8") for path in (CONTENT / "plugins/modules").glob("*.py")]
+    recorded = {scope for text in modules for scope in re.findall(r'\bCall\("(\w+)"', text)}
+    assert recorded == {"kubernetes_head"}
+    assert {scope: whole[scope] for scope in recorded} == dict.fromkeys(recorded, [])
+
+
 def visits(role: str, file: str = "main.yml") -> int:
     """Tasks of a role that reach a worker, skipped ones as well; files that only other hosts include are none.
 
