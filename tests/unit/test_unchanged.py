@@ -24,7 +24,7 @@ from clusterctl.nodes import parallel
 from clusterctl.nodes.contact import Drift, Item
 from clusterctl.nodes.probe import state
 from clusterctl.nodes.probe.common import IllError
-from clusterctl.run import context, effects, inputs, plays, proofs, record, role_variables, unchanged
+from clusterctl.run import context, effects, inputs, plays, proofs, pruning, record, role_variables, unchanged
 from clusterctl.run.context import Options, Site
 from clusterctl.run.entry import NoteInputs
 from clusterctl.run.phases import Run
@@ -1003,26 +1003,61 @@ def test_decide__after_a_change__plays_the_roles_that_it_concerns(
 
 
 KINDS = ("directory", "file", "package", "pending", "repository", "sysctl", "unit")
-OF_GPU01 = bootstrap_plays.roles_of_host(bootstrap_plays.load(paths.content()), {"all", "gpu01", "slurm_workers"})
-ALONE = {"base", "filebeat", "gpu_health", "node_exporter", "packages", "slurm_logins", "users"}
-"""Roles of a worker that are played without all others."""
+OPTIONAL = {
+    "head1": ("grafana", "logging", "package_cache"),
+    "gpu01": ("apptainer", "docker", "gpu_config", "gpu_metrics", "podman"),
+}
+OF_SLURM = {"gpu01": ("containerd", "mpi", "nvidia_container_toolkit")}
 
 
-@pytest.mark.proves("bootstrap", "What was changed by hand plays the role that recorded it.")
-@pytest.mark.parametrize("scope", sorted({*OF_GPU01, "sources", "users_homes"} - {"verify"}))
-def test_decide__of_each_recorded_scope__plays_its_role(directory: Path, heard: set[str], scope: str) -> None:
+def with_all_roles(scheduler: str) -> str:
+    """Return an inventory whose first worker and head have all roles that they can have."""
+    text = INVENTORY if scheduler == "slurm" else KUBERNETES
+    for host, groups in OPTIONAL.items():
+        for group in (*groups, *(OF_SLURM.get(host, ()) if scheduler == "slurm" else ())):
+            text += f"    {group}: {{hosts: {{{host}: {{}}}}}}\n"
+    return text + ("    enroot: {hosts: {head1: {}, gpu01: {}, gpu02: {}}}\n" if scheduler == "slurm" else "")
+
+
+def scopes(scheduler: str) -> list[tuple[str, str]]:
+    """Return the hosts and the scopes of the roles that change something there, by the playbook."""
+    plays, found = bootstrap_plays.load(paths.content()), []
+    tree = yaml.safe_load(with_all_roles(scheduler))["all"]["children"]
+    for host in OPTIONAL:
+        groups = {"all", host, *(group for group, content in tree.items() if host in content["hosts"])}
+        roles = {*bootstrap_plays.roles_of_host(plays, groups)} - {"verify"}
+        further = [scope for scope, role in pruning.ROLE_OF.items() if role in roles]
+        found += [(host, scope) for scope in sorted([*roles, *further])]
+    return found
+
+
+@pytest.mark.proves("bootstrap", "What was changed by hand plays the role that recorded it, and no unrelated one.")
+@pytest.mark.parametrize(
+    ("scheduler", "host", "scope"), [(name, *one) for name in ("slurm", "kubernetes") for one in scopes(name)]
+)
+def test_decide__of_each_recorded_scope__plays_its_role(
+    directory: Path, heard: set[str], scheduler: str, host: str, scope: str
+) -> None:
+    (directory / "inventory.yaml").write_text(with_all_roles(scheduler))
     proven(a_site(directory), *ALL_HOSTS)
-    role, found = {"sources": "base", "users_homes": "users"}.get(scope, scope), set()
+    role, found = pruning.ROLE_OF.get(scope, scope), set()
     for kind in KINDS:
         site = a_site(directory)
         edited = Drift(None, (Item(scope, kind, "/etc/x", "edited"),), 0, {})
-        site.facts["gpu01"] = SimpleNamespace(**{**vars(site.facts["gpu01"]), "drift": edited})  # type: ignore[index]
+        site.facts[host] = SimpleNamespace(**{**vars(site.facts[host]), "drift": edited})  # type: ignore[index]
         decision = decided(site)
-        assert [*decision.left_out] == ["gpu02"]
+        assert {*decision.left_out} == {"gpu01", "gpu02"} - {host}
         found.add(decision.roles)
     (roles,) = found
-    assert (roles is not None) == (role in ALONE)
-    assert roles is None or (role in roles and roles <= ALONE)
+    followers = effects.FOLLOWERS.get(role, set()) if host == "gpu01" else set()
+    if not {role, *followers} <= effects.SEPARATE.keys():
+        assert roles is None
+    elif role == "packages":  # the package may be one of another role
+        assert roles is not None
+        assert {role} < roles <= effects.SEPARATE.keys() | {"head_base"}
+    else:
+        alone = {"head_base"} if (host, role) == ("head1", "base") else {role}
+        assert roles == alone | followers
 
 
 def test_decide__with_a_host_without_a_proof__plays_all_roles(directory: Path, heard: set[str]) -> None:
