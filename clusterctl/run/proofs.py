@@ -39,7 +39,8 @@ def load(state: Path) -> dict[str, Proof]:
 
 
 def _proof(inputs: dict[str, Any], state: dict[str, str], at: str, notes: list[str], pending: list[str]) -> Proof:
-    of_host = HostInputs(dict(inputs["variables"]), str(inputs["program"]), str(inputs["rest"]), str(inputs["copy"]))
+    program = str(inputs.get("program", ""))  # older proofs had it in the rest
+    of_host = HostInputs(dict(inputs["variables"]), program, str(inputs["rest"]), str(inputs["copy"]))
     return Proof(of_host, dict(state), str(at), tuple(map(str, notes)), tuple(map(str, pending)))
 
 

@@ -70,8 +70,8 @@ COPY = "/var/lib/clusterctl/recovery.tar"
 
 READ = "its groups, its hardware record, a file that the inventory names, or how it is reached has changed"
 PROGRAM = "clusterctl has changed"
-UNREAD = "the cluster's directory cannot be read, or is too large to be compared"
-UNPROVEN = "its last bootstrap changed it, failed there, left a note, or was limited"
+UNREAD = "what its roles read on this machine cannot be read, is too large to be compared, or changes meanwhile"
+UNPROVEN = "no bootstrap from this machine has shown since its last change that it has nothing to do"
 
 _CHANGED = {
     "accounting": "its accounts in Slurm changed",

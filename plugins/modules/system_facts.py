@@ -98,6 +98,11 @@ def virtualization_role():
     return {"virtualization_role": "NA" if found == b"none" else "guest"} if found else {}
 
 
+def in_use(root="/"):
+    """Return whether role base was applied to the node: its record is there."""
+    return Path(root, "var/lib/clusterctl/state/base.json").exists()
+
+
 def facts():
     """Return the facts. Raises ValueError for an unsupported system."""
     apparmor = Path("/sys/kernel/security/apparmor").exists()
@@ -106,7 +111,7 @@ def facts():
         **virtualization_role(),
         "apparmor": {"status": "enabled" if apparmor else "disabled"},
         "architecture": platform.machine(),
-        "clusterctl_in_use": Path("/var/lib/clusterctl/state/base.json").exists(),
+        "clusterctl_in_use": in_use(),
         "env": {name: os.environ[name] for name in ("SUDO_USER",) if name in os.environ},
         "selinux": selinux(),
     }

@@ -40,20 +40,23 @@ def test_firewalld__active_on_all_nodes__cluster_works(lab: TestLab) -> None:
     assert reaches(lab, 6818), "the zone is permanent"
 
 
-@pytest.mark.proves("verify", "A firewalld that no longer accepts the cluster is reported with the command.")
+@pytest.mark.proves(
+    "verify", "A firewalld that no longer accepts the cluster is reported, and repaired by a bootstrap."
+)
 def test_firewalld__zone_is_lost__is_reported_and_restored(lab: TestLab) -> None:
     lab.root("gpu01", f"mv {ZONE} /root/; firewall-cmd --quiet --reload")
     assert not reaches(lab, 6818), "without the zone the test would prove nothing"
     assert "systemctl restart clusterctl-firewall" in lab.root("gpu01", STATUS)
     failed = lab.run("verify", expect=4)
     assert "does not accept the cluster's networks: systemctl restart clusterctl-firewall" in str(failed["failures"])
-    lab.root("gpu01", "systemctl restart clusterctl-firewall")
+    lab.run("bootstrap", "--limit", "gpu01")
     assert reaches(lab, 6818)
     network = lab.root("gpu01", NETWORK).split()[0]
     lab.root("gpu01", f"firewall-cmd --quiet --zone=clusterctl --remove-source={network}")
     assert f"does not accept {network} in its zone clusterctl: firewall-cmd --reload" in lab.root("gpu01", STATUS)
-    lab.root("gpu01", "firewall-cmd --quiet --reload")
+    lab.run("bootstrap", "--limit", "gpu01")
     assert lab.root("gpu01", STATUS) == ""
+    lab.unchanged()
 
 
 @pytest.mark.proves("firewall", "A network that firewalld has in a stricter zone is refused.")

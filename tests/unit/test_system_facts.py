@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible.module_utils.node_state.record import record_path
 
 from clusterctl.run.preflight import SUPPORTED
 from clusterctl.util.paths import content
@@ -57,6 +58,15 @@ def test_distribution__debian_without_a_number__has_the_name_of_its_version(tmp_
 
 def test_distribution__of_each_supported_system__is_known() -> None:
     assert MODULE.DISTRIBUTIONS.keys() == SUPPORTED.keys()
+
+
+@pytest.mark.proves("bootstrap", "A node is in use that has the record of role base.")
+def test_in_use__with_the_record_of_role_base__is_true(tmp_path: Path) -> None:
+    assert MODULE.in_use(tmp_path) is False
+    path = tmp_path / str(record_path("base")).lstrip("/")
+    path.parent.mkdir(parents=True)
+    path.touch()
+    assert MODULE.in_use(tmp_path) is True
 
 
 def test_distribution__another_system__is_refused(tmp_path: Path) -> None:

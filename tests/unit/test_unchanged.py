@@ -138,7 +138,6 @@ REVIEWED: Mapping[str, set[str]] = {
         "stat: Find an nginx of the site",
     },
     "packages": {
-        "group_by: Group the nodes in use, which follow the heads",
         "include_role: Set up the package sources",  # of base
     },
     "prometheus": {"command: Install Prometheus's own release"},  # its programs are in the digest
@@ -1057,7 +1056,7 @@ def test_decide__of_each_recorded_scope__plays_its_role(
         assert {role} < roles <= effects.SEPARATE.keys() | {"head_base"}
     else:
         alone = {"head_base"} if (host, role) == ("head1", "base") else {role}
-        assert roles == alone | followers
+        assert roles == frozenset(alone | followers)
 
 
 def test_decide__with_a_host_without_a_proof__plays_all_roles(directory: Path, heard: set[str]) -> None:

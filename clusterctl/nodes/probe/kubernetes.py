@@ -62,8 +62,11 @@ for item in json.load(sys.stdin)["items"]:
 stubs = [{"apiVersion": a, "kind": b, "metadata": {"name": c, "namespace": d}} for a, b, c, d in found]
 print(json.dumps({"apiVersion": "v1", "kind": "List", "items": stubs}))
 """
-Questions = List[Tuple[str, Callable[[str], Dict[str, Any]]]]
-"""Commands to run, each with what makes parts of the state of its output, or raises IllError or ValueError."""
+Questions = List[Tuple[str, str, Callable[[str], Dict[str, Any]]]]
+"""What is said of a command that fails, the command, and what makes parts of the state of its output.
+
+The last raises IllError or ValueError.
+"""
 
 
 def kubernetes_questions() -> Questions:
@@ -78,7 +81,8 @@ def kubernetes_questions() -> Questions:
         lease = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/" + name
         pods = "'/api/v1/pods?fieldSelector=spec.nodeName%%3D%s'" % name
         paths = ("/api/v1/nodes/" + name, lease, pods)
-        found.append((_PREPARE + " && ".join(raw + path for path in paths), _node))
+        command = _PREPARE + " && ".join(raw + path for path in paths)
+        found.append(("Kubernetes does not answer it, or does not know it", command, _node))
     if os.path.exists(_ADMIN):
         get = "kubectl --kubeconfig=%s get --output=json " % _ADMIN
         given = json.dumps([_BY_NAME, _OF_KUBEADM, _RECORD])
@@ -92,9 +96,9 @@ def kubernetes_questions() -> Questions:
             get + "namespace/kube-system",
             get + "clusterrolebinding/%s --ignore-not-found" % _BINDING,
         )
-        found.append((_PREPARE + " && ".join(commands), _objects))
+        found.append(("Kubernetes does not answer", _PREPARE + " && ".join(commands), _objects))
     if os.path.exists(_IMAGES):
-        found.append(("ctr --namespace k8s.io images list --quiet", _imported))
+        found.append(("containerd does not answer", "ctr --namespace k8s.io images list --quiet", _imported))
     return found
 
 

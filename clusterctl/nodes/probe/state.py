@@ -30,12 +30,12 @@ _CONTENTS = (
 )
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _RECORDS = "/var/lib/clusterctl/state/*.json"
-# Of these, mode, size and time of change are: passwords, what kubeadm keeps, modules that dkms built for the kernel,
-# what NVIDIA's own installer leaves, programs that are no packages, and plugins that were built for Slurm.
-_PASSWORDS = "/etc/shadow"
 # Of these, which repositories of CodeReady Builder are enabled, as role base does. RHEL's cloud images
 # have them in other files than redhat.repo.
 _REPOSITORIES = "/etc/yum.repos.d/*.repo"
+# Of these, mode, size and time of change are: passwords, what kubeadm keeps, modules that dkms built for the kernel,
+# what NVIDIA's own installer leaves, programs that are no packages, and plugins that were built for Slurm.
+_PASSWORDS = "/etc/shadow"
 _STATUS = (
     "/etc/kubernetes/*.conf",
     "/etc/kubernetes/clusterctl/**/*",
@@ -130,8 +130,7 @@ def state(found: List[Facts], driver: Optional[str]) -> Dict[str, str]:
         kept = [(part, command) for part, path, command in _OUTPUTS if os.path.exists(path)]
         read_out = [(_UNREAD[part], command) for part, command in kept]
         questions = kubernetes_questions()
-        asked = [("Kubernetes does not answer", command) for command, _ in questions]
-        outputs = _outputs(tests + read_out + asked)
+        outputs = _outputs(tests + read_out + [(failing, command) for failing, command, _ in questions])
         machine = [(path, _content(path)) for path in _CONTENTS]  # type: List[object]
         machine.append([(path, _enabled(read(path))) for path in sorted(glob.glob(_REPOSITORIES))])
         machine.extend(_statuses(_STATUS))
@@ -156,7 +155,7 @@ def state(found: List[Facts], driver: Optional[str]) -> Dict[str, str]:
         }  # type: Dict[str, object]
         # rpm lists a package that was upgraded in another place.
         parts.update({part: sorted(outputs[len(tests) + number].splitlines()) for number, (part, _) in enumerate(kept)})
-        for number, (_, parts_of) in enumerate(questions):
+        for number, (_, _, parts_of) in enumerate(questions):
             parts.update(parts_of(outputs[len(tests) + len(kept) + number]))
     except (OSError, ValueError, KeyError, TypeError):
         raise IllError("what it is compared by cannot be read") from None

@@ -179,7 +179,7 @@ class Paths(Kind):
         what, known = difference(state, wanted), call.record["items"].get(f"{self.label}:{item.name}", {}).get("now")
         if what and known and not item.secret and not difference(known, wanted):
             call.edited.append(item.name)
-        if not what and item.in_effect and run(*item.in_effect, check=False)[0] != 0:
+        if not what and item.in_effect and not succeeds(item.in_effect):
             what = "not in effect"
         fit = ("absent", "directory") if self.label == "directory" else ("absent", "file", "link")
         if what and state["type"] not in fit:
@@ -244,6 +244,14 @@ class Paths(Kind):
         if status != 0:
             why = "(its output is withheld, the file is secret)" if item.secret else complaint(output)
             raise NodeError(f"{argv[0]} refuses the new content (exit code {status}), the file was not changed\n{why}")
+
+
+def succeeds(argv):
+    """Return whether a command ends with 0. The call may have to write the program first."""
+    try:
+        return run(*argv, check=False, timeout=60)[0] == 0
+    except NodeError:
+        return False
 
 
 def run_commands(call, items):

@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import json
 import urllib.parse
+from pathlib import Path
 
 from ansible.module_utils.node_state.tools import STORE, NodeError, store
 from ansible.module_utils.node_state.watch import Watch
@@ -93,8 +94,13 @@ class Call:
         items[key].pop("former", None)
 
     def mark_former(self):
-        """Mark what this call has not named: the role does not describe it any more. It is kept to be undone."""
-        for key in self.record["items"].keys() - self.named:
+        """Mark what this call has not named: the role does not describe it any more. It is kept to be undone.
+
+        A call that makes a file also records the missing directories above it.
+        """
+        paths = [Path(name) for label, _, name in (key.partition(":") for key in self.named) if name.startswith("/")]
+        above = {f"directory:{parent}" for path in paths for parent in path.parents}
+        for key in self.record["items"].keys() - self.named - above:
             self.record["items"][key]["former"] = True
 
     def former_packages(self):
