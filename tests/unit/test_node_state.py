@@ -1477,7 +1477,7 @@ def test_record__of_the_same_call_again__is_the_same(store: Path, tmp_path: Path
     assert [item["name"] for item in drift] == [str(tmp_path / "a/b")]
 
 
-@pytest.mark.proves("node_state", "A file that is not in effect has its commands run again, though it is unchanged.")
+@pytest.mark.proves("node_state", "An unchanged file that is not in effect has its commands run again.")
 @pytest.mark.parametrize("check", [False, True])
 def test_file__that_is_not_in_effect__runs_its_commands(store: Path, tmp_path: Path, check: bool) -> None:
     program, loaded = tmp_path / "program", tmp_path / "loaded"

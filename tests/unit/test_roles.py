@@ -101,7 +101,7 @@ def test_role_knows_no_lab_and_no_other_hosts_facts(role: Path) -> None:
         )
 
 
-@pytest.mark.proves("roles", "A scope of records is described by one call, or its calls are marked as partial.")
+@pytest.mark.proves("roles", "One call describes a scope of records, or its calls are partial.")
 def test_scopes__described_by_several_calls__are_marked_as_partial() -> None:
     """Else what one call describes would be taken for former by another, and not be compared any more."""
     whole: dict[str, list[str]] = {}
