@@ -19,6 +19,7 @@ from clusterctl.workspace import secrets
 from tests import programs
 from tests.cluster import test_bootstrap
 from tests.cluster.lab import ALICE, HERE, TestLab, clusterctl, fresh, fresh_as, podman, submit
+from tests.cluster.leaving_out import decided
 from tests.cluster.members import states
 from tests.cluster.test_bootstrap import declared, inject
 from tests.cluster.test_gpu_metrics import ask
@@ -114,6 +115,19 @@ def test_monitoring__on_a_host_of_its_own__scrapes_all_nodes(monkeypatch: pytest
         assert " 401 " in found["pages"]["9090"][0]
         job = submit(lab, "true", "--nodes=1")
         wait_until(lambda: states(lab, job) == ["COMPLETED"])
+
+
+@pytest.mark.proves("bootstrap", "A cluster without monitoring is left out by its third bootstrap.")
+def test_monitoring__on_no_host__leaves_nothing_to_do() -> None:
+    with fresh("bare", workers=1) as lab:
+        text = lab.inventory.read_text()
+        assert "    monitoring:\n      hosts:\n        head1: {}\n" in text
+        lab.inventory.write_text(text.replace("    monitoring:\n      hosts:\n        head1: {}\n", ""))
+        for _ in range(2):
+            done = lab.run("bootstrap")
+        assert {name: host["changed"] for name, host in done["hosts"].items()} == {"head1": 0, "gpu01": 0}
+        assert decided(lab) == ["gpu01", "head1"]
+        lab.unchanged()
 
 
 GREEDY = "python3 -c 'import time; taken = bytearray(400 * 2**20); time.sleep(60)'"
