@@ -1,11 +1,12 @@
 """What Slurm's configuration and packages are on each supported system, where a lost line would break no other test."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.systems.rendering import SYSTEMS, a_cluster
+from tests.systems.rendering import SYSTEMS, Cluster, a_cluster, record
 
 # Slurm's release by system is in roles/slurm_head/vars/main.yml; switch/nvidia_imex and SystemdTimeout come with 24.05.
 # https://slurm.schedmd.com/slurm.conf.html: MpiDefault, SwitchType, PropagateResourceLimitsExcept, EnforcePartLimits.
@@ -104,3 +105,19 @@ def test_memlock__of_slurmd_and_shells__is_unlimited(tmp_path: Path, system: str
     limits = [line.split() for line in base.render(base.path / "templates/limits.conf.j2").splitlines()]
     locked = {(line[0], line[1]): line[3] for line in limits if line[2:3] == ["memlock"]}
     assert locked == dict.fromkeys([("*", "soft"), ("*", "hard"), ("root", "soft"), ("root", "hard")], "unlimited")
+
+
+@pytest.mark.proves("verify", "A node whose MIG instances are missing is no fault of confinement.")
+@pytest.mark.parametrize(
+    ("mig", "count", "confined"),
+    [(None, 8, True), (["3g.40gb", "3g.40gb"], 16, True), ([], 0, False), ("none", 0, True)],
+)
+def test_job__on_a_node_with_these_gpus__asks_for_what_slurm_knows(
+    tmp_path: Path, mig: list[str] | str | None, count: int, confined: bool
+) -> None:
+    a_cluster(tmp_path, "debian-13")
+    found = record("gpu01", 2, "debian-13")
+    found["gpus"] = [] if mig == "none" else [gpu | {"mig": mig} for gpu in found["gpus"]]
+    (tmp_path / "hardware/gpu01.json").write_text(json.dumps(found))
+    nodes = Cluster(tmp_path / "inventory.yaml", "debian-13").role("verify", "head1").value("__verify_nodes")
+    assert nodes == {"gpu01": {"gpus": count, "confined": confined, "mpi": False}}
