@@ -33,8 +33,9 @@ _RECORDS = "/var/lib/clusterctl/state/*.json"
 # Of these, which repositories of CodeReady Builder are enabled, as role base does. RHEL's cloud images
 # have them in other files than redhat.repo.
 _REPOSITORIES = "/etc/yum.repos.d/*.repo"
-# Of these, mode, size and time of change are: passwords, what kubeadm keeps, modules that dkms built for the kernel,
-# what NVIDIA's own installer leaves, programs that are no packages, and plugins that were built for Slurm.
+# Of these, mode, size and time of change are: passwords, what kubeadm keeps, modules that were built for the kernel,
+# what dkms knows of them, what NVIDIA's own installer leaves, programs that are no packages, and plugins that were
+# built for Slurm.
 _PASSWORDS = "/etc/shadow"
 _STATUS = (
     "/etc/kubernetes/*.conf",
