@@ -21,7 +21,7 @@ FILES = sorted((REPOSITORY / "tests/alerts").glob("*.yml"))
 RULES: list[dict[str, Any]] = [rule for group in yaml.safe_load(FILE.read_text())["groups"] for rule in group["rules"]]
 NAMES = [rule["alert"] for rule in RULES]
 # Those of broken hardware: GPUs that compute wrongly or not at all.
-DRAINING = {"GpuDoubleBitError", "GpuLost", "GpuRowRemapFailed", "GpuUnfit", "GpuXid", "NvswitchSxid"}
+DRAINING = {"GpuDoubleBitError", "GpuLost", "GpuRowRemapFailed", "GpuXid", "NvswitchSxid"}
 PARTS = ("Affects", "Check", "Fix", "clusterctl")
 
 
