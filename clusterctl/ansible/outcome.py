@@ -279,7 +279,7 @@ class Ledger:
         """Return the error of the run, None if it succeeded.
 
         `groups` has the hosts of the run by group. A run stops when one of the `critical` hosts, the heads, fails.
-        `skipped` are hosts that the run left out because they were unreachable. `more`: other playbooks follow, so a
+        `skipped` are hosts that the run skipped because they were unreachable. `more`: other playbooks follow, so a
         stop counts although it came too late to end this one.
         """
         lost = self.lost()
@@ -295,7 +295,7 @@ class Ledger:
         if lost or skipped:
             rest = f"not run: {', '.join(self.plays_to_come)}" if self.plays_to_come else "everything else is done"
             parts = [f"{fold(sorted(lost))} failed"] if lost else []
-            parts += [f"{fold(skipped)} left out"] if skipped else []
+            parts += [f"{fold(skipped)} skipped"] if skipped else []
             return WorkersFailed(f"{', '.join(parts)}; {rest}.")
         certain = [play for play in self.empty_plays if not host_pattern.is_decided_by_run(play.pattern)]
         if missed := [play.name for play in certain if host_pattern.select(play.pattern, groups)]:

@@ -103,7 +103,7 @@ def discover(options: Any) -> int:
     return discover.discover(options)
 
 
-_FULL = "Also play nodes where nothing has changed since a good bootstrap."
+_FULL = "Run all roles on all nodes, even if nothing changed."
 
 
 @verb(app, "bootstrap", "limit", "diff", "accept_new_host_keys", "skip_unreachable", "adopt", "print_command", *PLAY)

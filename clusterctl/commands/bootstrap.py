@@ -38,12 +38,13 @@ class Configure(Play):
             failed = raised
         unchanged.prove(run)
         problem: ClusterctlError | None = None
-        informed = [run.ledger.hosts[name] for name in run.site.inventory.informed if name in run.ledger.hosts]
-        if run.unchanged and any(_concerns_others(host) for host in informed):
-            run.screen.say("The head has changed, so the nodes that were left out are tested with it:")
+        informed = [name for name in run.site.inventory.informed if name in run.ledger.hosts]
+        changed = [name for name in informed if _concerns_others(run.ledger.hosts[name])]
+        if run.unchanged and changed:
+            run.screen.say(f"{fold(changed)} changed, so all nodes are tested, also those that were left out:")
             problem = play(run, replace(whole, playbook="verify"))
         if unchanged.OF_ALL not in run.ledger.notes and (problem is None or isinstance(problem, WorkersFailed)):
-            proofs.restore(whole, {name: run.unchanged[name] for name in run.unchanged.keys() - run.ledger.lost()})
+            proofs.add(whole, {name: run.unchanged[name] for name in run.unchanged.keys() - run.ledger.lost()})
         if error := failed or problem:
             raise error
 
@@ -52,10 +53,10 @@ class Configure(Play):
             super().plan(run)
 
 
-def _concerns_others(head: outcome.Host) -> bool:
-    """Return whether a head has changed in more than its copy of the directory, which each edit changes."""
-    changes = {change.name for _, change in head.changes}
-    return bool(changes - {unchanged.COPY}) or (head.changed > 0 and not changes)
+def _concerns_others(host: outcome.Host) -> bool:
+    """Return whether a run changed more of a host than its copy of the cluster's directory."""
+    changes = {change.name for _, change in host.changes}
+    return bool(changes - {unchanged.COPY}) or (host.changed > 0 and not changes)
 
 
 class UninstallUnused(Phase):
@@ -101,7 +102,7 @@ def _with_pods(site: Site, hosts: Sequence[Host]) -> set[str]:
 def bootstrap(options: Options, prune: bool = False, full: bool = False) -> int:
     """Build the cluster; with `prune`, uninstall roles that no group of a host has. Return the exit code.
 
-    Nodes where nothing has changed since a good bootstrap are left out, unless the run is `full`.
+    Nodes and roles with nothing to do are left out, unless `full`, `prune`, --adopt, --new-head or --limit is given.
     """
     leaves_out = not (full or prune or options.adopt or options.new_head or options.limit)
     phases = [

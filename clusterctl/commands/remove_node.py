@@ -273,13 +273,13 @@ class ConfigureRemaining(Play):
 class ReportSkipped(Phase):
     """Raise WorkersFailed for skipped hosts, which do not know yet that the nodes are gone."""
 
-    title = "Check that no host was left out"
+    title = "Check that no host was skipped"
     changes_nodes = announced = False
 
     def run(self, run: Run) -> None:
         if run.site.skipped:
             run.resume_with = "bootstrap"
-            raise WorkersFailed(f"{fold(run.site.skipped)} left out; everything else is done.")
+            raise WorkersFailed(f"{fold(run.site.skipped)} skipped; everything else is done.")
 
 
 class Unregister(Phase):

@@ -4,18 +4,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from clusterctl.inventory import host_pattern
 from clusterctl.inventory.schedulers import KINDS
+from clusterctl.util import yaml_text
 
 _IN_SERVICE = (*(group for kind in KINDS for group in sorted(kind.groups)), "gpu_config")
 """Groups whose roles can be uninstalled only together with the node."""
 APPLY = "apply"
 """The role that applies what the roles before it in a play describe; a host does not get anything by it."""
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True)
@@ -29,7 +26,7 @@ class Play:
 @cache
 def load(content: Path) -> tuple[Play, ...]:
     """Return the plays of the Ansible content in a directory."""
-    plays = yaml.load((content / "playbooks/bootstrap.yml").read_bytes(), Loader=_Loader)  # noqa: S506 - a safe loader
+    plays = yaml_text.load((content / "playbooks/bootstrap.yml").read_bytes())
     names = [[role if isinstance(role, str) else role["role"] for role in play.get("roles", ())] for play in plays]
     return tuple(
         Play(play["hosts"], tuple(name for name in roles if name != APPLY))

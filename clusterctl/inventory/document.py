@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from clusterctl.util import files
+from clusterctl.util import files, yaml_text
 from clusterctl.util.errors import Position, Problem
 from clusterctl.util.text import escape_controls
 
@@ -37,7 +37,6 @@ _OTHER_FILES = (
     (b"$ANSIBLE_VAULT", "is encrypted, expected readable YAML", "secrets belong in the cluster's secrets.yml"),
 )
 
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _resolver: Any = yaml.resolver.Resolver()
 _safe: Any = yaml.constructor.SafeConstructor()
 _STR = "tag:yaml.org,2002:str"
@@ -179,7 +178,7 @@ class _Builder:
         self.count = 0
 
     def build(self, text: str) -> Node | None:
-        loader = _Loader(text)
+        loader = yaml_text.LOADER(text)
         try:
             events: Iterator[Any] = iter(loader.get_event, None)
             root: Node | None = None

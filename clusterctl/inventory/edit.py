@@ -22,13 +22,13 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString, ScalarString
 from clusterctl.inventory import addresses, document, hostrange, rules
 from clusterctl.inventory.document import shown
 from clusterctl.inventory.schedulers import KINDS, SLURM
+from clusterctl.util import yaml_text
 from clusterctl.util.errors import InputError, Problem
 from clusterctl.util.text import did_you_mean
 
 _WORKERS = SLURM.workers
 _ADDRESS = "ansible_host"
 _NOTHING: tuple[Any, ...] = (None, {}, "~", "null", "Null", "NULL")
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _resolver: Any = yaml.resolver.Resolver()
 _OUT = re.compile(r"""#+\s*["']?[a-z0-9\[][\w\[\]:.-]*["']?\s*:\s*(\{.*\}\s*)?(#.*)?$""")
 """A host that is commented out: it is not a comment on the next host."""
@@ -212,7 +212,7 @@ class _Draft:
         self.lines = body.split("\n")
         self.first: dict[int, int] = {}
         self.ends: dict[int, int] = {}
-        for token in yaml.scan(body, Loader=_Loader):
+        for token in yaml.scan(body, Loader=yaml_text.LOADER):
             if token.start_mark.index < token.end_mark.index:
                 self.first.setdefault(token.start_mark.line, token.start_mark.column)
                 self.ends[token.end_mark.line] = token.end_mark.column

@@ -18,11 +18,9 @@ import yaml
 from clusterctl.inventory import bootstrap_plays
 from clusterctl.inventory.document import Key, Node, Report, shown
 from clusterctl.inventory.rules import FREE_KEY, Rule, rule_of
-from clusterctl.util import paths
+from clusterctl.util import paths, yaml_text
 from clusterctl.util.errors import ClusterctlError, Position, Problem
 from clusterctl.util.text import did_you_mean
-
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True)
@@ -228,7 +226,7 @@ def load(content: Path | None = None) -> Schema:
 
 
 def _yaml(path: Path) -> Any:
-    return yaml.load(path.read_bytes(), Loader=_Loader)  # noqa: S506 - a safe loader, in C if available
+    return yaml_text.load(path.read_bytes())
 
 
 def _option(name: str, role: str, raw: Mapping[str, Any]) -> Option:

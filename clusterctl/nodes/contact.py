@@ -158,7 +158,7 @@ class _Reply:
     drift: Annotated[Drift | None, optional(nested(Drift))]
     alerts: Annotated[Alerts | None, optional(nested(Alerts))]
     state: Annotated[Mapping[str, str] | None, optional(_DIGESTS)]
-    trouble: Annotated[str, text()]
+    state_error: Annotated[str, text()]
     targets: Annotated[Mapping[str, bool] | None, optional(mapping(text(), flag, probe_common.MAX_TARGETS))]
     started: Annotated[float, seconds]
     ended: Annotated[float, seconds]
@@ -181,7 +181,7 @@ class Facts:
     alerts: Alerts | None = None
     state: Mapping[str, str] | None = None
     """Digests of the node's state; see probe/state.py."""
-    trouble: str = ""
+    state_error: str = ""
     """Why they are missing, if they were asked for: what does not work."""
     targets: Mapping[str, bool] | None = None
     """Whether all exporters of each target of this host's Prometheus are up; None if that is unknown."""
@@ -283,7 +283,7 @@ def read(host: Host, answer: str, journey: tuple[float, float]) -> Facts:
     started, ended = journey
     # The node's clock was read between these two times, which bounds its lead from both sides.
     clock = (reply.ended - ended, reply.started - started)
-    return Facts(record, reply.node, clock, reply.drift, reply.alerts, reply.state, reply.trouble, reply.targets)
+    return Facts(record, reply.node, clock, reply.drift, reply.alerts, reply.state, reply.state_error, reply.targets)
 
 
 @cache

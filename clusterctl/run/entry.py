@@ -97,8 +97,8 @@ class PrepareAnsible(_Entry):
         from clusterctl.run import unchanged
 
         site = run.site
-        run.possible = unchanged.candidates(site) if self.leaves_out and run.variables else {}
-        if len(run.possible) == len(site.hosts) and not any(run.possible.values()):
+        run.expected_roles = unchanged.expected_roles(site) if self.leaves_out and run.variables else {}
+        if len(run.expected_roles) == len(site.hosts) and not any(run.expected_roles.values()):
             return
         run.ansible = process.Process(site.inventory.path, run.lock if run.lock >= 0 else None)
         run.stack.callback(run.close_ansible)
@@ -220,7 +220,7 @@ class Preflight(_Entry):
 
         site, began = run.site, time.monotonic()
         with run.screen.working(f"Checking {plural(len(site.hosts), 'node')}"):
-            contact = self._contact(run, run.possible)
+            contact = self._contact(run)
             with files.writing(site.inventory.directory):
                 recorded = preflight.record(site.inventory, contact, self.renewed)
         remote.forget_gateways()
@@ -231,12 +231,12 @@ class Preflight(_Entry):
             now = inputs.of(site.inventory)
             run.inputs = now if now and now.variables == run.variables else None
         if self.leaves_out:
-            _leave_out(run, run.possible)
+            _leave_out(run)
         if run.head_lock:
             keep_head(run.site, run.screen)
             _require_lock(run)
 
-    def _contact(self, run: Run, possible: Collection[str] = ()) -> Any:
+    def _contact(self, run: Run) -> Any:
         from clusterctl.nodes.session import Failure
         from clusterctl.run import preflight
 
@@ -260,7 +260,7 @@ class Preflight(_Entry):
                 adopt,
                 refused,
                 new_head,
-                possible,
+                run.expected_roles,
                 self.proves,
                 options.forks,
             )
@@ -279,20 +279,23 @@ class Preflight(_Entry):
         yield f"{fold(lacking) or 'the cluster'}: {missing}: {shlex.join(argv)}"
 
 
-def _leave_out(run: Run, possible: Collection[str]) -> None:
-    """Take the hosts and roles that have nothing to do out of the run; say why others that have a proof are played."""
+def _leave_out(run: Run) -> None:
+    """Take the hosts and roles that have nothing to do out of the run.
+
+    Print why each other host that was set up before is configured.
+    """
     from clusterctl.run import unchanged
 
-    decision = unchanged.decide(run.site, run.inputs, possible)
+    decision = unchanged.decide(run.site, run.inputs, run.expected_roles)
     for reason, names in decision.reasons.items():
-        run.screen.say((f"  {fold(names)}", "bold"), f": played, {reason}")
+        run.screen.say((f"  {fold(names)}", "bold"), f": to be configured ({reason})")
     run.ledger.order([host.name for host in run.site.hosts])
     for note, names in decision.notes.items():
         run.ledger.notes.setdefault(note, []).extend(names)
     run.roles = decision.roles
     if run.roles is not None and len(decision.left_out) < len(run.site.inventory.hosts):
         roles = (unchanged.NAMES.get(name, name) for name in sorted(run.roles))
-        run.screen.say(f"  Roles that have something to do: {', '.join(roles)}")
+        run.screen.say(f"  Roles to run: {', '.join([*roles, 'verify'])}")
     if decision.left_out:
         since = min(proof.at for proof in decision.left_out.values())
         run.unchanged = decision.left_out

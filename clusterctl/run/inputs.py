@@ -33,18 +33,17 @@ from clusterctl.inventory import hostrange, model
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.run import role_variables
 from clusterctl.slurm import versions
-from clusterctl.util import files, paths
+from clusterctl.util import files, paths, yaml_text
 from clusterctl.util.errors import InputError
 from clusterctl.workspace import hardware, home, secrets
 
 LIMIT = 64 << 20  # bytes of the cluster's directory
 SERVERS = ("grafana", "kubernetes_head", "slurm_head", *model.LISTING)
-"""Groups whose hosts the roles of other hosts see."""
+"""Groups whose hosts the roles of other hosts read. A worker in one of them is not only a worker."""
 _FILES = 5000
 _IGNORED = (home.STATE, ".git", "__pycache__")
 _VARIABLES = ("group_vars", "host_vars")
 _ARCHIVES = "kubernetes_node_images_directory"
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True)
@@ -54,11 +53,11 @@ class HostInputs:
     variables: Mapping[str, str]
     """Its own variables and the secrets, by name; of shared names, the values of all hosts that it sees."""
     program: str
-    """clusterctl with its roles."""
+    """clusterctl with its roles, ansible.cfg, Python, and the libraries of _of_clusterctl."""
     rest: str
     """All else that the module's text lists."""
     copy: str = ""
-    """The directory and its vault password (role base); empty for a worker."""
+    """All files of the cluster's directory, of which a head has a copy (role base); empty for another host."""
 
     def changed(self, other: "HostInputs") -> set[str]:
         """Return the names of the variables and secrets that differ."""
@@ -68,9 +67,8 @@ class HostInputs:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Digests: of the cluster's directory, of its files with variables, and by host of what its roles may read."""
+    """Digests of the files with variables, and by host of what its roles may read."""
 
-    directory: str
     variables: str
     hosts: Mapping[str, HostInputs]
 
@@ -85,7 +83,7 @@ def of(inventory: Inventory) -> Inputs | None:
         return None
     structure = {inventory.path.name, *_VARIABLES}
     variables = {name: one for name, one in found.items() if name.split("/")[0] in structure}
-    return Inputs(digest(found), digest(variables), hosts)
+    return Inputs(digest(variables), hosts)
 
 
 @dataclass(frozen=True)
@@ -107,29 +105,30 @@ class _Reader:
         self._names = role_variables.shared_names(content)
         have_networks = all(host.variables.get("cluster_networks") for host in inventory.hosts)
         lists_nodes = not have_networks or versions.learns_by_restart(inventory)
-        self._plain = {host.name for host in inventory.hosts if _is_plain(host) and not lists_nodes}
+        self._only_workers = {host.name for host in inventory.hosts if _is_only_worker(host) and not lists_nodes}
         known = _secrets(inventory.directory, files.read(inventory.directory / secrets.FILE, LIMIT), digest.key)
-        read = known.keys() & role_variables.words(content)
+        read = known.keys() & role_variables.words_of_single_roles(content)
         self._secrets = {name: digest(known[name]) for name in sorted(read)}
         # Any other may concern all roles, as the key of the records does.
         others = {name: value for name, value in known.items() if name not in read}
         self._common = [_archives(inventory), self._named_files(), others]
-        self._tree = yaml.load(files.read(inventory.path, LIMIT), Loader=_Loader)  # noqa: S506 - a safe loader
+        self._tree = yaml_text.load(files.read(inventory.path, LIMIT))
 
     def hosts(self) -> dict[str, HostInputs]:
         """Return the inputs of each host."""
         digest, every = self._digest, {host.name for host in self._inventory.hosts}
         of_all, rest_of_all = self._shared(every), self._rest(every)
-        of_servers, rest_of_servers = self._shared(every - self._plain), self._rest(every - self._plain)
+        of_servers, rest_of_servers = self._shared(every - self._only_workers), self._rest(every - self._only_workers)
         shared_by_all = {name: digest(values) for name, values in of_all.items()}
         copy, found = digest(self._contents), {}
         for host in self._inventory.hosts:
             own = {**host.variables, **_parts(host.variables)}
             variables, rest = {name: digest(value) for name, value in own.items()} | self._secrets, rest_of_all
-            if host.name in self._plain:
+            if host.name in self._only_workers:
                 names = of_servers.keys() | (self._names & own.keys())
                 variables |= {name: digest([of_servers.get(name), own.get(name)]) for name in names}
-                rest = digest([rest_of_servers, sorted(host.groups), _reached([host]), self._record(host.name)])
+                connection = _connection_variables([host])
+                rest = digest([rest_of_servers, sorted(host.groups), connection, self._record(host.name)])
             else:
                 variables |= shared_by_all
             found[host.name] = HostInputs(variables, _of_clusterctl(), rest, copy if host.is_head else "")
@@ -143,7 +142,7 @@ class _Reader:
         hosts = [host for host in self._inventory.hosts if host.name in seen]
         groups = {name: [one for one in members if one in seen] for name, members in self._inventory.groups.items()}
         records = [self._record(host.name) for host in hosts]
-        return self._digest([self._common, _skeleton(self._tree, seen), groups, _reached(hosts), records])
+        return self._digest([self._common, _skeleton(self._tree, seen), groups, _connection_variables(hosts), records])
 
     def _record(self, name: str) -> str | None:
         return self._contents.get(hardware.path_of(Path(), name).as_posix())
@@ -160,12 +159,13 @@ class _Reader:
         return found
 
 
-def _is_plain(host: Host) -> bool:
+def _is_only_worker(host: Host) -> bool:
     """Return whether no other worker's roles see the host, and its roles see no other worker."""
     return host.is_worker and host.groups.isdisjoint(SERVERS)
 
 
-def _reached(hosts: Iterable[Host]) -> dict[str, dict[str, Any]]:
+def _connection_variables(hosts: Iterable[Host]) -> dict[str, dict[str, Any]]:
+    """Return by name the variables of Ansible's connections to the hosts: ansible_*."""
     return _chosen(hosts, lambda name: name.startswith("ansible_"))
 
 

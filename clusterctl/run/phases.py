@@ -55,8 +55,8 @@ class Run:
     """A digest of the files with variables, when the inventory was read."""
     inputs: "Inputs | None" = None
     """Digests of what the run reads on this machine, when it began."""
-    possible: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """The nodes of which it may be known what they have to do, before they are contacted, with these roles."""
+    expected_roles: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By host the roles to play by the inputs alone, before the host is contacted; those that need all are missing."""
     unchanged: Mapping[str, "Proof"] = field(default_factory=dict)
     """The nodes that were left out because nothing has changed, with the proofs."""
     roles: frozenset[str] | None = None

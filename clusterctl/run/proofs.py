@@ -18,7 +18,7 @@ _FILE = "unchanged.json"
 
 @dataclass(frozen=True)
 class Proof:
-    """That a bootstrap was good on a host: what its roles may read here, the node's state after it, and when."""
+    """The result of a successful bootstrap on a host: its inputs, the node's state after it, and the time (UTC)."""
 
     inputs: HostInputs
     state: Mapping[str, str]
@@ -39,8 +39,8 @@ def load(state: Path) -> dict[str, Proof]:
 
 
 def _proof(inputs: dict[str, Any], state: dict[str, str], at: str, notes: list[str], pending: list[str]) -> Proof:
-    program = str(inputs.get("program", ""))  # older proofs had it in the rest
-    of_host = HostInputs(dict(inputs["variables"]), program, str(inputs["rest"]), str(inputs["copy"]))
+    digests = {name: str(inputs[name]) for name in ("program", "rest", "copy")}
+    of_host = HostInputs(dict(inputs["variables"]), **digests)
     return Proof(of_host, dict(state), str(at), tuple(map(str, notes)), tuple(map(str, pending)))
 
 
@@ -52,15 +52,16 @@ def save(state: Path, proofs: Mapping[str, Proof]) -> None:
 
 
 def forget(site: Site) -> None:
-    """Delete the proofs of the hosts that a playbook will change. Raises InputError if they cannot be deleted."""
+    """Delete the proofs of the site's hosts. Raises InputError if they cannot be deleted."""
     known, hosts = load(site.state), {host.name for host in site.hosts}
     kept = {name: proof for name, proof in known.items() if name not in hosts}
-    if kept != known or (not known and os.path.lexists(site.state / _FILE)):  # one that cannot be read may be, later
+    # A file that cannot be read is replaced, too: it may be readable later, and then be believed.
+    if kept != known or (not known and os.path.lexists(site.state / _FILE)):
         save(site.state, kept)
 
 
-def restore(site: Site, proofs: Mapping[str, Proof]) -> None:
-    """Store proofs besides the others."""
+def add(site: Site, proofs: Mapping[str, Proof]) -> None:
+    """Store proofs beside those of other hosts. Errors of writing are ignored: the run itself was good."""
     if proofs:
-        with suppress(InputError):  # a full disk is no error: the run itself was good
-            save(site.state, load(site.state) | {**proofs})
+        with suppress(InputError):
+            save(site.state, load(site.state) | dict(proofs))

@@ -13,9 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from clusterctl.inventory import bootstrap_plays
+from clusterctl.util import yaml_text
 
 _WORD = re.compile(r"[A-Za-z_]\w*(?::uids)?")
 _KEY = re.compile(r"^([A-Za-z_]\w*):", re.MULTILINE)
@@ -23,7 +22,8 @@ _DOCUMENTATION = re.compile(r'"""[\s\S]*?"""')
 _OF_ANOTHER_ROLE = re.compile(r"/\.\./(\w+/templates/[\w.-]+)")
 # In a task: another host's variables, or a result that other hosts get.
 _OF_OTHERS = ("hostvars", "run_once", "delegate_")
-_PARTS = ("tasks/*.yml", "templates/**/*", "defaults/*.yml", "vars/*.yml", "meta/*.yml")
+_BLOCKS = ("block", "rescue", "always")
+_FILES = ("tasks/*.yml", "templates/**/*", "defaults/*.yml", "vars/*.yml", "meta/*.yml")
 # Files of all roles that a lookup reads.
 _OF_ALL_ROLES = {
     "cluster_pages": "meta/pages.yml",
@@ -35,8 +35,7 @@ _NAMES_OF_ALL_ROLES = {"role_packages": re.compile(r"__\w+_(packages|early_repos
 PARTS: Mapping[str, tuple[str, str]] = {"__base_user_ids": ("users_accounts", "users_accounts:uids")}
 """By a name that roles define: the variable of which it reads only a part, and the name of that part (inputs.py)."""
 _KNOWN_WITHOUT = {"__gpu_config_layouts"}
-"""Results that their role, if it changes nothing, has as they are recorded: each contact records the MIG layouts."""
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""Results for which their role need not run: if it changes nothing, they are as each contact records them."""
 
 
 @cache
@@ -52,7 +51,7 @@ def shared_names(content: Path) -> frozenset[str]:
 
 
 @cache
-def _words(content: Path) -> Mapping[str, frozenset[str]]:
+def _words_by_role(content: Path) -> Mapping[str, frozenset[str]]:
     """Return the words that each role of the bootstrap may read, with those of other roles whose results it needs."""
     definitions, sources = _definitions(content), _filters(content)
     for path in content.glob("plugins/lookup/*.py"):
@@ -71,10 +70,10 @@ def _words(content: Path) -> Mapping[str, frozenset[str]]:
 
 
 @cache
-def words(content: Path) -> frozenset[str]:
+def words_of_single_roles(content: Path) -> frozenset[str]:
     """Return the words that single roles of the bootstrap may read: none that an action plugin reads for any role."""
     of_any = {one for path in content.glob("plugins/action/*.py") for one in _WORD.findall(path.read_text("utf-8"))}
-    return frozenset().union(*_words(content).values()) - of_any
+    return frozenset().union(*_words_by_role(content).values()) - of_any
 
 
 def _filters(content: Path) -> dict[str, str]:
@@ -94,7 +93,7 @@ def readers(content: Path, names: Collection[str], present: Collection[str], als
 
     With them are the roles before them whose results these roles may read.
     """
-    known, found = _words(content), set[str]()
+    known, found = _words_by_role(content), set[str]()
     pending = {role for role in present if role in also or known[role].intersection(names)}
     while pending:
         role = pending.pop()
@@ -151,7 +150,7 @@ def _read(path: Path) -> str:
 def _text(role: Path, seen: frozenset[str] = frozenset()) -> str:
     """Return the text of a role, with that of the roles that it includes; without what only describes it."""
     seen |= {role.name}
-    paths = [path for part in _PARTS for path in role.glob(part) if path.is_file()]
+    paths = [path for part in _FILES for path in role.glob(part) if path.is_file()]
     parts = [_read(path) for path in paths if path.name not in ("argument_specs.yml", "remove.yml")]
     of_others = {name for part in parts for name in _OF_ANOTHER_ROLE.findall(part)}
     parts += [(role.parent / name).read_text(encoding="utf-8") for name in sorted(of_others)]
@@ -175,7 +174,7 @@ def _imported(plugin: Path) -> tuple[str, ...]:
 def _results(content: Path) -> Mapping[str, frozenset[str]]:
     """Return by role the names of the results and facts that its tasks leave for others."""
     found = {}
-    for role in _words(content):
+    for role in _words_by_role(content):
         tasks = list(_tasks(content / "roles" / role))
         facts = (name for task in tasks for name in task.get("ansible.builtin.set_fact", ()))
         results = [*(task["register"] for task in tasks if "register" in task), *facts]
@@ -186,11 +185,11 @@ def _results(content: Path) -> Mapping[str, frozenset[str]]:
 def _tasks(role: Path) -> Iterator[dict[str, Any]]:
     """Yield each task of a role, and each block."""
     for path in role.glob("tasks/*.yml"):
-        pending: list[Any] = yaml.load(path.read_bytes(), Loader=_Loader) or []  # noqa: S506 - a safe loader
+        pending: list[Any] = yaml_text.load(path.read_bytes()) or []
         while pending:
             task = pending.pop()
             yield task
-            pending += [one for part in ("block", "rescue", "always") for one in task.get(part, ())]
+            pending += [one for part in _BLOCKS for one in task.get(part, ())]
 
 
 def _included(task: Mapping[str, Any]) -> Iterator[str]:
@@ -204,12 +203,8 @@ def _tasks_of_others(content: Path) -> Iterator[str]:
     # Lookup cluster_pages reads the variables of other hosts that a role's pages.yml names.
     for path in (content / "playbooks/bootstrap.yml", *content.glob("roles/*/meta/pages.yml")):
         yield "hostvars " + path.read_text(encoding="utf-8")
-    for path in content.glob("roles/*/tasks/*.yml"):
-        pending: list[Any] = yaml.load(path.read_bytes(), Loader=_Loader) or []  # noqa: S506 - a safe loader
-        while pending:
-            task = pending.pop()
-            inner = [one for part in ("block", "rescue", "always") for one in task.get(part, ())]
-            # What a block says is true of each of its tasks.
-            own = {key: value for key, value in task.items() if key not in ("block", "rescue", "always")}
-            pending += inner if not any(mark in str(own) for mark in _OF_OTHERS) else ()
+    for role in content.glob("roles/*"):
+        for task in _tasks(role):
+            own = {key: value for key, value in task.items() if key not in _BLOCKS}
+            # A block's keywords hold for each of its tasks.
             yield str(task) if any(mark in str(own) for mark in _OF_OTHERS) else str(own)

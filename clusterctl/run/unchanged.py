@@ -68,18 +68,21 @@ OF_ALL = "kube-proxy uses the API's former addresses until a bootstrap of all no
 COPY = "/var/lib/clusterctl/recovery.tar"
 """A head's copy of the cluster's directory (role base)."""
 
-READ = "its groups, its hardware record, a file that the inventory names, or how it is reached has changed"
-PROGRAM = "clusterctl has changed"
-UNREAD = "what its roles read on this machine cannot be read, is too large to be compared, or changes meanwhile"
-UNPROVEN = "no bootstrap from this machine has shown since its last change that it has nothing to do"
+READ = "a host, group, hardware record, address, secret, image archive or file that its roles read changed"
+PROGRAM = "clusterctl, Ansible or Python changed on this machine"
+UNREAD = "the cluster's directory cannot be compared: it is unreadable, too large, or was edited during this run"
+UNPROVEN = "no bootstrap from this machine has found it unchanged yet"
 
 _CHANGED = {
     "accounting": "its accounts in Slurm changed",
     "accounts": "its accounts changed",
-    "boot": "it was restarted",
+    "boot": "it was rebooted",
     "database": "the users of its database changed",
+    "devices": "its devices or GPUs changed",
     "images": "its imported images changed",
-    "machine": "its kernel, devices, mounts or settings changed",
+    "kernel": "its kernel or kernel modules changed",
+    "login": "another user logs in for clusterctl",
+    "machine": "its mounts or settings changed",
     "node": "its entry in Kubernetes changed",
     "packages": "its packages changed",
     "records": "clusterctl's records on it changed",
@@ -95,7 +98,8 @@ class Decision:
     roles: frozenset[str] | None
     """The roles to play on the others, by their tags, without verify; None for all."""
     reasons: Mapping[str, list[str]]
-    """Why hosts that were set up before are played, each reason with its hosts; a head also because others are."""
+    """Why hosts that were set up before are configured, each reason with its hosts. A head may be missing: it is
+    configured if any other host is."""
     notes: Mapping[str, list[str]]
     """The notes that the run would repeat if it played all roles on all hosts, with their hosts."""
 
@@ -108,8 +112,8 @@ class _Due:
     reason: str = ""
 
 
-def candidates(site: Site) -> dict[str, frozenset[str]]:
-    """Return the hosts of which it may be known what they have to do, before they are contacted, with these roles."""
+def expected_roles(site: Site) -> dict[str, frozenset[str]]:
+    """Return by host the roles that a run has to play by its inputs alone; hosts that need all roles are missing."""
     known = proofs.load(site.state)
     now = inputs.of(site.inventory) if known else None
     if now is None:
@@ -129,8 +133,8 @@ def _roles(host: Host) -> set[str]:
     return {*bootstrap_plays.roles_of_host(plays, {"all", host.name, *host.groups})}
 
 
-def decide(site: Site, now: Inputs | None, possible: Collection[str]) -> Decision:
-    """Return what a run has to do, by the answers of the hosts and by its inputs."""
+def decide(site: Site, now: Inputs | None, compared: Collection[str]) -> Decision:
+    """Return what a run has to do, by its inputs and the answers of the hosts, of which some were compared."""
     known = proofs.load(site.state) if now else {}
     unreached, serving = _unreached(site), _in_service(site) if known else set[str]()
     due, reasons = dict[str, frozenset[str] | None](), dict[str, list[str]]()
@@ -141,10 +145,10 @@ def decide(site: Site, now: Inputs | None, possible: Collection[str]) -> Decisio
         elif host.name in site.facts:
             facts, proof = site.facts[host.name], known[host.name]
             found = _due(host, proof, now.hosts[host.name], facts.drift.items if facts.drift else ())
-            if host.name not in possible:
+            if host.name not in compared:
                 found = _Due(None, found.reason or READ)
-            elif trouble := _trouble(site, host, proof, unreached, serving):
-                found = _Due(None, trouble)
+            elif reason := _unfit(site, host, proof, unreached, serving):
+                found = _Due(None, reason)
         due[host.name] = found.roles
         if found.reason:
             reasons.setdefault(found.reason, []).append(host.name)
@@ -165,14 +169,14 @@ def _has_roles(site: Site, host: Host) -> bool:
 
 
 def _due(host: Host, proof: Proof, now: HostInputs, edited: Collection["Item"] = ()) -> _Due:
-    """Return what is due on a host, by its inputs, by its proof, and by what was edited there."""
+    """Return what to play on a host after changes of its inputs and of files that roles have recorded there."""
     content, own = paths.content(), _roles(host) - {_VERIFY}
     read = {name for name in proof.inputs.changed(now) if role_variables.readers(content, [name], own)}
     of_edited = {pruning.ROLE_OF.get(item.scope, item.scope) for item in edited}
     copy = {"base"} if proof.inputs.copy != now.copy else set()
     found = role_variables.readers(content, read, own, {*proof.pending, *of_edited, *copy})
     found |= own & {role for one in found & effects.FOLLOWERS.keys() for role in effects.FOLLOWERS[one]}
-    possible = {
+    reasons = {
         PROGRAM: proof.inputs.program != now.program,
         READ: proof.inputs.rest != now.rest,
         f"{_listed({name.partition(':')[0] for name in read})} changed": bool(read),
@@ -180,25 +184,27 @@ def _due(host: Host, proof: Proof, now: HostInputs, edited: Collection["Item"] =
         f"{_listed(proof.pending)} changed it in the last run": bool(proof.pending),
         "its copy of the cluster's directory is not the latest": bool(copy),
     }
-    reason = next((text for text, holds in possible.items() if holds), "")
+    reason = next((text for text, holds in reasons.items() if holds), "")
     is_same = proof.inputs.program == now.program and proof.inputs.rest == now.rest
     is_known = is_same and of_edited <= own and found <= effects.SEPARATE.keys()
     return _Due(frozenset(found) if is_known else None, reason)
 
 
-def _trouble(site: Site, host: Host, proof: Proof, unreached: set[str] | None, serving: Collection[str]) -> str:
-    """Return why all roles of a host are played, by how it works; empty if it does."""
+def _unfit(site: Site, host: Host, proof: Proof, unreached: set[str] | None, serving: Collection[str]) -> str:
+    """Return why a host needs all roles though its inputs are the same: its state, or a test; empty if it does not."""
     facts = site.facts[host.name]
     changed = [_CHANGED.get(part, f"{part} changed") for part in sorted(_differing(proof.state, facts.state))]
-    possible = {
-        facts.trouble or "it did not say whether it works": facts.state is None,
+    is_worker = SLURM.workers in host.groups
+    reasons = {
+        facts.state_error or "its state is unknown": facts.state is None,
         ", ".join(changed): facts.state != proof.state,
-        "it is not known what differs from its records": not is_compared(facts),
+        "its files and units could not be compared with its records": not is_compared(facts),
         "it is unknown which nodes Prometheus reaches": unreached is None,
         "Prometheus does not reach it": host.name in (unreached or ()),
-        "Slurm gives it no jobs": SLURM.workers in host.groups and host.name not in serving,
+        "slurmctld does not answer, a partition is not up, or no node is in service": is_worker and not serving,
+        "it is not in service in Slurm": is_worker and host.name not in serving,
     }
-    return next((text for text, holds in possible.items() if holds), "")
+    return next((text for text, holds in reasons.items() if holds), "")
 
 
 def _listed(names: Collection[str]) -> str:
@@ -252,7 +258,7 @@ def is_as_recorded(facts: "Facts") -> bool:
 
 
 def _in_service(site: Site) -> set[str]:
-    """Return the nodes that Slurm gives jobs; none if its controller does not answer."""
+    """Return the nodes to which Slurm gives jobs; none if slurmctld does not answer or a partition is not up."""
     from clusterctl.slurm.client import SlurmController  # its libraries are slow to load
 
     if SLURM not in site.inventory.schedulers:
@@ -274,10 +280,11 @@ def changed_roles(host: outcome.Host) -> set[str] | None:
 
 
 def prove(run: Run) -> None:
-    """Store the proof of what the next run has to do, for each host that only SEPARATE roles or none have changed.
+    """Store a proof for each host that this run left healthy, and that only SEPARATE roles or none have changed.
 
-    A host that has changed meanwhile has no proof, nor has one with a note that is not LASTING. Without the head no job
-    has tested a node, and there are none; nor are there with a note OF_ALL.
+    None is stored after --limit, in check mode, if a playbook did not run to its end, if the inputs changed meanwhile,
+    or with the note OF_ALL; for a host none if its state changed in a part that no role reported, or with a note that
+    is not LASTING.
     """
     from clusterctl.nodes import contact, parallel, remote
 
@@ -308,13 +315,13 @@ def prove(run: Run) -> None:
         shared = {part for one in results.values() for part in _changeable(one) if part.startswith(_OF_ALL_HEADS)}
         for name, answer in answers.items():
             roles, before, after = changed_roles(results[name]) or set(), site.facts[name].state, answer.facts
-            possible = _changeable(results[name]) | shared
+            expected = _changeable(results[name]) | shared
             # Roles record a version that is newer, as of a security update, and report no change.
-            possible |= set() if is_as_recorded(site.facts[name]) else {"records"}
-            if after and is_as_recorded(after) and _differing(before, after.state) <= possible:
+            expected |= set() if is_as_recorded(site.facts[name]) else {"records"}
+            if after and is_as_recorded(after) and _differing(before, after.state) <= expected:
                 of_host = tuple(note for note, names in notes.items() if name in names)
                 found[name] = Proof(now.hosts[name], after.state or {}, at, of_host, tuple(sorted(roles)))
-        proofs.restore(site, found)
+        proofs.add(site, found)
 
 
 def _are_separate(roles: Iterable[str] | None) -> bool:

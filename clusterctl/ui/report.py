@@ -114,7 +114,7 @@ def checked(screen: Screen, contact: "Contact", recorded: int, seconds: float, r
         cut=True,
     )
     for finding in together(contact.skipped):
-        screen.say(("  left out: ", "yellow"), str(finding))
+        screen.say(("  skipped: ", "yellow"), str(finding))
     for finding in together(contact.warnings):
         screen.say(("  note: ", "yellow"), str(finding))
     differing: dict[tuple[str, str], list[str]] = {}

@@ -84,7 +84,7 @@ def test_bootstrap__of_a_node_changed_by_hand__repairs_it_alone(lab: TestLab) ->
     for damage, _ in BY_HAND.values():
         lab.root("gpu01", damage)
     said = clusterctl("plan", "bootstrap", str(lab.inventory))
-    assert re.search(r"^ +gpu01: played, ", said.stdout, re.MULTILINE), described(said)
+    assert re.search(r"^ +gpu01: to be configured ", said.stdout, re.MULTILINE), described(said)
     done = lab.run("bootstrap")
     assert left_out(done) == ["gpu02"]
     repaired = {("file", CHRONY), ("unit", "prometheus-node-exporter.service"), ("package", "less")}

@@ -86,12 +86,12 @@ def test_ansible__started_with_the_checks__ends_with_a_refusal(
 def test_ansible__if_all_nodes_may_be_left_out__is_not_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves_out: bool, due: dict[str, frozenset[str]], starts: bool
 ) -> None:
-    monkeypatch.setattr(unchanged, "candidates", lambda site: due)
+    monkeypatch.setattr(unchanged, "expected_roles", lambda site: due)
     with contextlib.ExitStack() as stack:
         run = Run(site(tmp_path), Screen(io.StringIO()), stack, variables="a digest")
         PrepareAnsible(leaves_out=leaves_out).run(run)
         assert (run.ansible is not None) is starts
-        assert run.possible == (due if leaves_out else {})
+        assert run.expected_roles == (due if leaves_out else {})
 
 
 def test_phases__before_the_checks__start_ansible_between_the_lock_and_the_secrets() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from clusterctl.nodes import contact
 from clusterctl.nodes.probe import kubernetes
-from clusterctl.nodes.probe.common import IllError
+from clusterctl.nodes.probe.common import UnhealthyError
 from clusterctl.util import paths
 
 SAMPLES = Path(__file__).parent.parent / "samples/kubernetes"
@@ -88,7 +88,7 @@ def test_node__with_what_changes_all_the_time__is_the_same(edit: Edit) -> None:
     ],
 )
 def test_node__that_does_not_serve__is_refused(kind: str, name: str, edit: Edit) -> None:
-    with pytest.raises(IllError):
+    with pytest.raises(UnhealthyError):
         kubernetes._node(edited(NODE, kind, name, edit))
 
 
@@ -135,7 +135,7 @@ def test_objects__with_what_servers_write__are_the_same(key: str) -> None:
     ],
 )
 def test_objects__with_a_deployment_that_does_not_serve__are_refused(edit: Edit) -> None:
-    with pytest.raises(IllError, match="Deployment"):
+    with pytest.raises(UnhealthyError, match="Deployment"):
         kubernetes._objects(edited(OBJECTS, "Deployment", "coredns", edit))
 
 

@@ -701,7 +701,7 @@ def test_remove_node__with_a_dead_head__is_completed_and_reported(
     assert configure.skipped == (), "it would end the run before the node is unregistered"
     by_name["Unregister"].run(run)
     assert done == ["kubernetes forget gpu01"]
-    with pytest.raises(WorkersFailed, match="k1 left out; everything else is done") as caught:
+    with pytest.raises(WorkersFailed, match="k1 skipped; everything else is done") as caught:
         by_name["ReportSkipped"].run(run)
     assert caught.value.exit_code == 4
     run.kept = RunDirectory.create(given.state, "remove-node")

@@ -66,7 +66,7 @@ def answer() -> dict[str, Any]:
             "services": {},
             "homes": {},
         },
-        "trouble": "",
+        "state_error": "",
         "started": 1000.0,
         "ended": 1001.0,
     }

@@ -258,7 +258,7 @@ def test_failed_workers_are_named_and_so_is_what_was_not_run(
 def test_a_good_run(site: Site) -> None:
     ledger, kept = site.run("- {name: Head, hosts: slurm_head, gather_facts: false, roles: [munge]}")
     assert ledger.error(GROUPS, ["head1"]) is None
-    assert str(ledger.error(GROUPS, ["head1"], skipped=["gpu09"])) == "gpu09 left out; everything else is done."
+    assert str(ledger.error(GROUPS, ["head1"], skipped=["gpu09"])) == "gpu09 skipped; everything else is done."
     summary = ledger.summary()
     assert summary["hosts"]["head1"]["changed"] == 1
     assert summary["roles"] == {"munge": {"hosts": ["head1"], "versions": {"munge": {"head1": "0.5.16-1"}}}}

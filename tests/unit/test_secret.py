@@ -13,7 +13,7 @@ from clusterctl.run.phases import Run
 from clusterctl.util.errors import ClusterctlError, HeadFailed, InputError, Interrupted, WorkersFailed
 from clusterctl.workspace import secrets
 
-SKIPPED, STOPPED = WorkersFailed("gpu02 left out"), Interrupted("Ctrl-C")
+SKIPPED, STOPPED = WorkersFailed("gpu02 skipped"), Interrupted("Ctrl-C")
 
 
 @pytest.fixture

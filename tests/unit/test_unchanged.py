@@ -23,7 +23,7 @@ from clusterctl.inventory import bootstrap_plays, model
 from clusterctl.nodes import parallel
 from clusterctl.nodes.contact import Drift, Item
 from clusterctl.nodes.probe import state
-from clusterctl.nodes.probe.common import IllError
+from clusterctl.nodes.probe.common import UnhealthyError
 from clusterctl.run import context, effects, inputs, plays, proofs, pruning, record, role_variables, unchanged
 from clusterctl.run.context import Options, Site
 from clusterctl.run.entry import NoteInputs
@@ -197,7 +197,10 @@ def a_site(directory: Path, **facts: Any) -> Site:
     inventory = model.load(directory / "inventory.yaml")
     site = context.load(Options("bootstrap", directory / "inventory.yaml"), inventory)
     known: Any = SimpleNamespace(
-        **({"drift": CLEAN, "state": STATE, "targets": UP, "trouble": "", "node": SimpleNamespace(roles=())} | facts)
+        **(
+            {"drift": CLEAN, "state": STATE, "targets": UP, "state_error": "", "node": SimpleNamespace(roles=())}
+            | facts
+        )
     )
     return replace(site, facts=dict.fromkeys((host.name for host in inventory.hosts), known))
 
@@ -220,7 +223,7 @@ def proven(site: Site, *names: str) -> dict[str, Proof]:
 
 
 def decided(site: Site) -> unchanged.Decision:
-    return unchanged.decide(site, inputs.of(site.inventory), unchanged.candidates(site))
+    return unchanged.decide(site, inputs.of(site.inventory), unchanged.expected_roles(site))
 
 
 def left_out(site: Site) -> list[str]:
@@ -273,7 +276,7 @@ CHANGES: Mapping[str, Callable[[Path, set[str]], dict[str, Any]]] = {
     "no comparison": lambda _path, _heard: {"drift": None},
     "a comparison that failed": lambda _path, _heard: {"drift": Drift("no Python", (), 0, {})},
     "another state": lambda _path, _heard: {"state": OTHER},
-    "no state": lambda _path, _heard: {"state": None, "trouble": "munge does not work"},
+    "no state": lambda _path, _heard: {"state": None, "state_error": "munge does not work"},
     "a changed variable": lambda path, _heard: {"_": (path / "group_vars/all.yml").write_text("cluster_timezone: UTC")},
     "a changed file": lambda path, _heard: {"_": (path / "company.pem").write_text(f"{PEM}another")},
     "a silent node": lambda _path, heard: {"_": heard.remove("gpu01") or ""},  # type: ignore[func-returns-value]
@@ -287,14 +290,14 @@ CHANGES: Mapping[str, Callable[[Path, set[str]], dict[str, Any]]] = {
 ALL_HOSTS = ("head1", "gpu01", "gpu02")
 REASONS: Mapping[str, dict[str, list[str]]] = {
     "an edited file": {"it differs from its records": ["head1", "gpu01"]},
-    "more differences than shown": {"it is not known what differs from its records": ["head1", "gpu01"]},
-    "no comparison": {"it is not known what differs from its records": ["head1", "gpu01"]},
-    "a comparison that failed": {"it is not known what differs from its records": ["head1", "gpu01"]},
-    "another state": {"its kernel, devices, mounts or settings changed": ["head1", "gpu01"]},
+    "more differences than shown": {"its files and units could not be compared with its records": ["head1", "gpu01"]},
+    "no comparison": {"its files and units could not be compared with its records": ["head1", "gpu01"]},
+    "a comparison that failed": {"its files and units could not be compared with its records": ["head1", "gpu01"]},
+    "another state": {"its mounts or settings changed": ["head1", "gpu01"]},
     "no state": {"munge does not work": ["head1", "gpu01"]},
     "a changed variable": {"cluster_timezone changed": ["head1", "gpu01"]},
     "a changed file": {unchanged.READ: ["head1", "gpu01"]},
-    "a silent node": {"Slurm gives it no jobs": ["gpu01"]},
+    "a silent node": {"it is not in service in Slurm": ["gpu01"]},
     "a damaged proof": {},
     "an unknown field": {},
 }
@@ -339,8 +342,8 @@ def test_reasons__of_new_nodes__are_none(directory: Path, heard: set[str]) -> No
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({"boot"}, "it was restarted"),
-        ({"boot", "machine"}, "it was restarted, its kernel, devices, mounts or settings changed"),
+        ({"boot"}, "it was rebooted"),
+        ({"boot", "machine"}, "it was rebooted, its mounts or settings changed"),
         ({"objects of kubeadm"}, "objects of kubeadm changed"),
     ],
 )
@@ -391,14 +394,14 @@ def test_of__a_worker_that_may_have_changed__is_played(directory: Path, heard: s
         ("    podman: {hosts: {gpu01: {}}}\n", False),
     ],
 )
-def test_candidates__with_a_role_that_is_not_proven__are_none(
+def test_expected_roles__with_a_role_that_is_not_proven__are_none(
     directory: Path, groups: str, is_possible: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(effects, "PROVEN", {name: why for name, why in effects.PROVEN.items() if name != "podman"})
     (directory / "inventory.yaml").write_text(INVENTORY + groups)
     site = a_site(directory)
     proven(site)
-    assert {*unchanged.candidates(site)} == ({"gpu01", "head1"} if is_possible else {"head1"})
+    assert {*unchanged.expected_roles(site)} == ({"gpu01", "head1"} if is_possible else {"head1"})
 
 
 def test_proven__roles__are_all_of_the_bootstrap() -> None:
@@ -722,7 +725,7 @@ def ill() -> str:
     """Return what does not work by the state of this machine; empty if it has one."""
     try:
         state.state([], None)
-    except IllError as error:
+    except UnhealthyError as error:
         return str(error)
     return ""
 
@@ -737,7 +740,7 @@ def test_state__of_a_link_that_leads_nowhere__is_known(tmp_path: Path, monkeypat
 def test_state__of_a_command_that_hangs__is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "_SECONDS", 0.2)
     monkeypatch.setattr(state, "_TESTS", (("munge does not work", "/", "sleep 60"), ("another", "/", "true")))
-    with pytest.raises(IllError, match=r"munge does not work, or not within 0\.2 s"):
+    with pytest.raises(UnhealthyError, match=r"munge does not work \(no result within 0\.2 s\)"):
         state.state([], None)
 
 
@@ -752,7 +755,7 @@ def test_state__of_gpus__is_unknown_if_a_finding_drains(
     assert ill() == ("" if fit else "it is ill")
 
 
-PACKAGES = next(command for part, _, command in state._OUTPUTS if part == "packages")
+PACKAGES = next(command for part, _, _, command in state._OUTPUTS if part == "packages")
 APT = "adduser all installed\nlibc6 amd64 installed\n"
 
 
@@ -772,7 +775,7 @@ def test_state__of_packages__differs_by_name_and_status(
     """Not by version: a security update is nothing that a role would change."""
     found = []
     for listed in (APT, after):
-        monkeypatch.setattr(state, "_OUTPUTS", (("packages", "/", f"printf '{listed}'"),))
+        monkeypatch.setattr(state, "_OUTPUTS", (("packages", "", "/", f"printf '{listed}'"),))
         found.append(state.state([], None))
     assert (found[0]["packages"] == found[1]["packages"]) is same
 
@@ -796,11 +799,12 @@ def test_output__of_a_database_of_a_head__is_in_the_digest(tmp_path: Path, monke
     (tmp_path / "configuration").touch()
     found = set()
     for command in ("echo ada", "echo grace", "echo ada; false"):
-        monkeypatch.setattr(state, "_OUTPUTS", (("database", str(tmp_path / "configuration"), command),))
+        outputs = (("database", "its database does not answer", str(tmp_path / "configuration"), command),)
+        monkeypatch.setattr(state, "_OUTPUTS", outputs)
         found.add(ill() or state.state([], None)["database"])
     assert len(found) == 3
     assert "its database does not answer" in found
-    monkeypatch.setattr(state, "_OUTPUTS", (("database", str(tmp_path / "none"), "false"),))
+    monkeypatch.setattr(state, "_OUTPUTS", (("database", "", str(tmp_path / "none"), "false"),))
     assert state.state([], None)
 
 
@@ -876,7 +880,8 @@ def test_state__of_instances_and_networks__differs_by_links_and_sizes(
     for number, step in enumerate(steps):
         step()
         now = state.state([], None)
-        assert now["machine"] != before["machine"], number
+        parts = {part for part in now if now[part] != before[part]}
+        assert parts == {"devices" if number < 3 else "kernel" if number == 8 else "machine"}, number
         before = now
     program.write_text("ab")
     same = state.state([], None)
@@ -912,7 +917,10 @@ def test_state__of_what_roles_change__differs_in_its_part(tmp_path: Path, monkey
         before = now
     assert state.state([], None) == before
     for other in (state.state([], "580.1"), state.state([{"uuid": "GPU-1", "mig": None}], None)):
-        assert other["machine"] != before["machine"]
+        assert {part for part in other if other[part] != before[part]} == {"devices"}
+    monkeypatch.setenv("SUDO_USER", "another")
+    other = state.state([], None)
+    assert {part for part in other if other[part] != before[part]} == {"login"}
 
 
 OF_BASE = Drift(None, (Item("sources", "file", "/etc/apt/sources.list", "edited"),), 0, {})  # a scope of role base
@@ -1214,7 +1222,7 @@ def test_separate__roles__are_proven_and_in_the_plays() -> None:
 def test_results__of_separate_roles__are_read_by_few_others() -> None:
     """A role that reads a result has more to do if that changes."""
     content = paths.content()
-    known, words = role_variables._results(content), role_variables._words(content)
+    known, words = role_variables._results(content), role_variables._words_by_role(content)
     pairs = {(reader, role) for role in effects.SEPARATE for reader in effects.PROVEN if words[reader] & known[role]}
     assert {(reader, role) for reader, role in pairs if reader != role} == {
         # These include the sources.

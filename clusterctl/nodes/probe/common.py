@@ -3,7 +3,7 @@
 import os
 import re
 import subprocess
-from typing import Any, Dict, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 # The answer is the line with this prefix: a login shell may print other lines.
 MARK = "clusterctl-probe:"
@@ -20,10 +20,13 @@ MAX_GPUS = 1024
 # Packages, besides Slurm's, whose versions preflight checks for known vulnerabilities (advisories.py).
 WATCHED = ("munge", "nvidia-container-toolkit", "nvidia-container-toolkit-base")
 Facts = Dict[str, Any]
+Questions = List[Tuple[str, str, Callable[[str], Facts]]]
+"""What the state of a node is read from: a text for the case that the command fails, the command, and a function that
+makes parts of the state from its output. The function raises UnhealthyError or ValueError."""
 
 
-class IllError(Exception):
-    """What a run has set up on a node does not work; the text says what."""
+class UnhealthyError(Exception):
+    """The state of a node has no digests, because something on it does not work; the text says what."""
 
 
 def read(path: str, default: str = "") -> str:

@@ -4,14 +4,14 @@ import datetime
 import json
 import os
 import re
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from typing import Any, Dict, Iterator
 
-from clusterctl.nodes.probe.common import IllError, read
+from clusterctl.nodes.probe.common import Questions, UnhealthyError, read
 
 _KUBELET, _ADMIN = "/etc/kubernetes/kubelet.conf", "/etc/kubernetes/admin.conf"
 _IMAGES = "/var/lib/clusterctl/kubernetes-images.json"  # of module kubernetes_images
-# The kinds of the parts' objects (templates of roles kubernetes_*): those that persons can have in namespaces of their
-# own, with the parts' label, too, are asked for by name.
+# The kinds of the parts' objects (templates of roles kubernetes_*). Users can have objects of the first kinds in their
+# own namespaces, with the same label, so those of clusterctl are requested by the names in its records.
 _BY_NAME = ("ConfigMap", "DaemonSet", "Deployment", "ServiceAccount")
 _BY_LABEL = (
     "clusterroles",
@@ -62,11 +62,6 @@ for item in json.load(sys.stdin)["items"]:
 stubs = [{"apiVersion": a, "kind": b, "metadata": {"name": c, "namespace": d}} for a, b, c, d in found]
 print(json.dumps({"apiVersion": "v1", "kind": "List", "items": stubs}))
 """
-Questions = List[Tuple[str, str, Callable[[str], Dict[str, Any]]]]
-"""What is said of a command that fails, the command, and what makes parts of the state of its output.
-
-The last raises IllError or ValueError.
-"""
 
 
 def kubernetes_questions() -> Questions:
@@ -82,7 +77,7 @@ def kubernetes_questions() -> Questions:
         pods = "'/api/v1/pods?fieldSelector=spec.nodeName%%3D%s'" % name
         paths = ("/api/v1/nodes/" + name, lease, pods)
         command = _PREPARE + " && ".join(raw + path for path in paths)
-        found.append(("Kubernetes does not answer it, or does not know it", command, _node))
+        found.append(("its kubelet cannot read its node from Kubernetes' API", command, _node))
     if os.path.exists(_ADMIN):
         get = "kubectl --kubeconfig=%s get --output=json " % _ADMIN
         given = json.dumps([_BY_NAME, _OF_KUBEADM, _RECORD])
@@ -124,20 +119,23 @@ def _documents(text: str) -> Iterator[Dict[str, Any]]:
 
 
 def _node(printed: str) -> Dict[str, Any]:
-    """Return what concerns clusterctl of a node, and which pods it has. Raises IllError if it does not serve."""
+    """Return what concerns clusterctl of a node, and which pods it has.
+
+    Raises UnhealthyError if the node is cordoned or not ready, or a pod of a DaemonSet is not ready.
+    """
     node, lease, *pods = _documents(printed)
     metadata, spec, status = node["metadata"], node["spec"], node["status"]
     if spec.get("unschedulable"):
-        raise IllError("it is cordoned")
+        raise UnhealthyError("it is cordoned")
     if not _is_true(status, "Ready") or _age(lease["spec"]["renewTime"]) > _LEASE_S:
-        raise IllError("Kubernetes reports it as not ready")
+        raise UnhealthyError("Kubernetes reports it as not ready")
     own = [pod for pod in pods if re.match("(%s)$" % _OF_NODES, pod["metadata"]["namespace"])]
     there = []
     for pod in own:
         owners = [one["kind"] + " " + one["name"] for one in pod["metadata"].get("ownerReferences") or []]
         if any(owner.startswith(("DaemonSet ", "Node ")) for owner in owners):
             if not _is_true(pod["status"], "Ready"):
-                raise IllError("a pod of a DaemonSet or of the control plane is not ready on it")
+                raise UnhealthyError("a pod of a DaemonSet or of the control plane is not ready on it")
             there.append(pod["metadata"]["name"] if owners[0].startswith("Node ") else owners[0])
     annotations = (metadata.get("annotations") or {}).items()
     content = [
@@ -161,9 +159,10 @@ def _now() -> datetime.datetime:
 
 
 def _objects(printed: str) -> Dict[str, Any]:
-    """Return the objects of clusterctl by their part, and those of kubeadm. Raises IllError if one does not serve.
+    """Return the objects of clusterctl by their part, and those of kubeadm.
 
-    Only what the records name is of clusterctl: a person can give the label to other objects.
+    Only what the records name is of clusterctl: users can give the label to other objects. Raises UnhealthyError if a
+    Deployment is not available.
     """
     objects = [*_documents(printed)]
     known = {}
@@ -180,7 +179,7 @@ def _objects(printed: str) -> Dict[str, Any]:
         who = (item["apiVersion"], item["kind"], metadata.get("namespace", ""), metadata["name"])
         if who in known or who in of_kubeadm or metadata["name"] == _BINDING:
             if item["kind"] == "Deployment" and not _is_available(item):
-                raise IllError("a Deployment of the cluster is not available")
+                raise UnhealthyError("a Deployment of the cluster is not available")
             kept = {key: value for key, value in item.items() if key != "status"}
             kept["metadata"] = {key: value for key, value in metadata.items() if key not in _OF_SERVERS}
             found.setdefault("objects of " + known.get(who, "kubeadm"), {})[" ".join(who)] = kept

@@ -8,7 +8,7 @@ import socket
 import time
 from typing import Optional
 
-from clusterctl.nodes.probe.common import MARK, WATCHED, Facts, IllError
+from clusterctl.nodes.probe.common import MARK, WATCHED, Facts, UnhealthyError
 from clusterctl.nodes.probe.drift import drift
 from clusterctl.nodes.probe.gpus import gpus, pci_gpus
 from clusterctl.nodes.probe.machine import hardware, in_container, key_enrolled, memory_mb, secure_boot
@@ -54,16 +54,16 @@ def main(options: Facts) -> None:
 
     All options are optional. `network`, with the inventory's `proxy`, `no_proxy` and `mirrors`, tests the package
     sources. `services` has the units whose state is needed. `drift`, `alerts` and `targets` have the options of these
-    functions. `state` asks for the digests of the node's state; without them `trouble` says why.
+    functions. `state` asks for the digests of the node's state; without them `state_error` has the reason.
     """
     started = time.time()
     found, driver, nvml_error = gpus()
     answer = {"hardware": hardware(found, driver), "node": node(options, nvml_error), "started": started}
-    answer["state"], answer["trouble"] = None, ""
+    answer["state"], answer["state_error"] = None, ""
     try:
         answer["state"] = state(found, driver) if options.get("state") else None
-    except IllError as error:
-        answer["trouble"] = str(error)
+    except UnhealthyError as error:
+        answer["state_error"] = str(error)
     for name, function in (("drift", drift), ("alerts", alerts), ("targets", targets)):
         answer[name] = function(options[name]) if options.get(name) else None
     answer["ended"] = time.time()

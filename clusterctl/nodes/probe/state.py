@@ -8,12 +8,13 @@ import re
 import subprocess
 import tempfile
 import time
-from typing import Dict, List, Optional, Tuple
+from typing import Callable, Dict, List, Optional, Tuple
 
-from clusterctl.nodes.probe.common import Facts, IllError, read
+from clusterctl.nodes.probe.common import Facts, Questions, UnhealthyError, read
 from clusterctl.nodes.probe.kubernetes import kubernetes_questions
 
 _ACCOUNTS = ("/etc/group", "/etc/passwd")
+_PASSWORDS = "/etc/shadow"  # mode, size and time of change
 # Their content is in the digests, as is that of the roles' records.
 _CONTENTS = (
     "/etc/dnf/dnf.conf",
@@ -30,13 +31,12 @@ _CONTENTS = (
 )
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _RECORDS = "/var/lib/clusterctl/state/*.json"
-# Of these, which repositories of CodeReady Builder are enabled, as role base does. RHEL's cloud images
-# have them in other files than redhat.repo.
+# Of these files only the enabled repositories of CodeReady Builder, which role base enables. RHEL's cloud images have
+# them in other files than redhat.repo.
 _REPOSITORIES = "/etc/yum.repos.d/*.repo"
-# Of these, mode, size and time of change are: passwords, what kubeadm keeps, modules that were built for the kernel,
-# what dkms knows of them, what NVIDIA's own installer leaves, programs that are no packages, and plugins that were
-# built for Slurm.
-_PASSWORDS = "/etc/shadow"
+# Of these files only mode, size and time of change: what kubeadm keeps, modules that were built for the kernel, what
+# dkms knows of them, what NVIDIA's own installer leaves, programs that are no packages, and plugins that were built for
+# Slurm.
 _STATUS = (
     "/etc/kubernetes/*.conf",
     "/etc/kubernetes/clusterctl/**/*",
@@ -58,12 +58,13 @@ _ETCD = "/var/lib/etcd"  # its mode alone
 _INSTANCES = ("/dev/nvidia-mig/*/*", "/proc/driver/nvidia/capabilities/gpu*/mig/gi*/**")
 # What each new pod needs: of the first two the size counts, as flannel's pod writes its own at each start.
 _NETWORK_OF_PODS = ("/opt/cni/bin/*", "/usr/lib/cni/*", "/sys/class/net/flannel*")
-# The output of these is in the digests, where the file exists: which packages are installed, and what roles keep in the
-# databases of a head. Versions, of the packages that roles name, are compared with the records: a security update of
-# another one is nothing that a role would change.
+# Part of the state, text for the case that it cannot be read, file, command: the output is in the digests if the file
+# exists. Which packages are installed, and what roles keep in the databases of a head. Versions of the packages that
+# roles name are compared with the records: a security update of another one is nothing that a role would change.
 _OUTPUTS = (
     (
         "packages",
+        "its packages cannot be listed",
         "/etc/os-release",
         "if [ -e /var/lib/dpkg/status ];"
         " then dpkg-query --show --showformat '${Package} ${Architecture} ${db:Status-Status}\\n';"
@@ -71,6 +72,7 @@ _OUTPUTS = (
     ),
     (
         "accounting",
+        "slurmdbd does not answer",
         "/etc/slurm/slurmdbd.conf",
         "sacctmgr='sacctmgr --immediate --noheader --parsable2 show'; $sacctmgr cluster format=cluster"
         " && $sacctmgr account format=account,description && $sacctmgr user format=user,defaultaccount,adminlevel"
@@ -78,6 +80,7 @@ _OUTPUTS = (
     ),
     (
         "database",
+        "its database does not answer",
         "/var/lib/clusterctl/state/slurm_head_database.json",
         # A run sets the password again, even if it is the same.
         "mariadb --batch --skip-column-names --execute"
@@ -86,17 +89,12 @@ _OUTPUTS = (
         ' SELECT schema_name FROM information_schema.schemata ORDER BY 1"',
     ),
 )
-_UNREAD = {
-    "accounting": "slurmdbd does not answer",
-    "database": "its database does not answer",
-    "packages": "its packages cannot be listed",
-}
 _FIT = 'python3 -c \'import json, sys; sys.exit(any(one["drains"] for one in json.load(sys.stdin)["findings"]))\''
 _AS_SET = "python3 -c 'import json, sys; sys.exit(bool(json.load(sys.stdin)[\"changes\"]))'"
 _SETTINGS = "/etc/clusterctl/gpu-config.json"
 _LOG_STORE = "/etc/clusterctl/log-store/configuration.json"
-# What role verify tests on a node, where the file exists, and what roles would change in the GPUs and in the search
-# engine of the logs, with what is said of a test that fails. GPU health is not reported to the head here.
+# Text for the case that the test fails, file, command: the test runs if the file exists. What role verify tests on a
+# node, and what roles would change in the GPUs and in the search engine of the logs. GPU health is not reported here.
 _TESTS = (
     (
         "its GPUs are not as configured",
@@ -121,47 +119,60 @@ _LARGEST = 32 << 20  # bytes of an output
 
 
 def state(found: List[Facts], driver: Optional[str]) -> Dict[str, str]:
-    """Return the digests, in hexadecimal digits, of a node with these GPUs and this driver. Raises IllError.
+    """Return the digests, in hexadecimal digits, of a node with these GPUs and this driver. Raises UnhealthyError.
 
-    They are of its `accounts`, those in Slurm (`accounting`), `boot`, `database`, `packages`, `records`, of the
-    `machine`, and of Kubernetes the `node`, `images`, and the `objects of` each part.
+    They are of its `accounts`, those in Slurm (`accounting`), `boot`, `database`, `devices`, `kernel`, the user who
+    logs in (`login`), `packages`, `records`, of other settings of the `machine`, and of Kubernetes the `node`,
+    `images`, and the `objects of` each part.
     """
     try:
-        tests = [(failing, command) for failing, path, command in _TESTS if os.path.exists(path)]
-        kept = [(part, command) for part, path, command in _OUTPUTS if os.path.exists(path)]
-        read_out = [(_UNREAD[part], command) for part, command in kept]
-        questions = kubernetes_questions()
-        outputs = _outputs(tests + read_out + [(failing, command) for failing, command, _ in questions])
+        questions = []  # type: Questions
+        questions.extend((failing, command, _nothing) for failing, path, command in _TESTS if os.path.exists(path))
+        for part, failing, path, command in _OUTPUTS:
+            if os.path.exists(path):
+                questions.append((failing, command, _lines_of(part)))
+        questions.extend(kubernetes_questions())
+        outputs = _outputs(questions)
         machine = [(path, _content(path)) for path in _CONTENTS]  # type: List[object]
         machine.append([(path, _enabled(read(path))) for path in sorted(glob.glob(_REPOSITORIES))])
         machine.extend(_statuses(_STATUS))
-        machine.append([os.uname().release, os.uname().nodename, sorted(glob.glob(_KERNELS))])
-        machine.append(sorted(re.findall(_MODULES, read("/proc/modules"))))
+        machine.append(os.uname().nodename)
         machine.append([line.split()[0] for line in read("/proc/swaps").splitlines()[1:]])
         machine.append(os.stat(_ETCD).st_mode if os.path.exists(_ETCD) else None)
-        machine.append([(path, os.path.realpath(path), read(path)) for path in _found(_INSTANCES)])
         machine.append([(path, os.path.getsize(path)) for path in _found(_NETWORK_OF_PODS)])
         machine.append(_mounts(read("/etc/fstab"), read("/proc/self/mounts")))
-        # All devices with their drivers: a GPU that was added, removed or given to a virtual machine.
-        devices = sorted(glob.glob("/sys/bus/pci/devices/*"))
-        machine.append([(one, os.path.realpath(one + "/driver")) for one in devices])
-        machine.append([driver, [{key: gpu.get(key) for key in ("uuid", "device", "mig")} for gpu in found]])
-        # Roles keep the access of the user who logs in.
-        machine.append(os.environ.get("SUDO_USER"))
+        instances = [(path, os.path.realpath(path), read(path)) for path in _found(_INSTANCES)]
+        modules = sorted(re.findall(_MODULES, read("/proc/modules")))
+        gpus = [{key: gpu.get(key) for key in ("uuid", "device", "mig")} for gpu in found]
         parts = {
             "accounts": [[_content(path) for path in _ACCOUNTS], _status(_PASSWORDS)],
             "boot": _content(_BOOT),
+            "devices": [_pci_devices(), driver, gpus, instances],
+            "kernel": [os.uname().release, sorted(glob.glob(_KERNELS)), modules],
+            "login": os.environ.get("SUDO_USER"),  # roles keep the access of this user
             "machine": machine,
             "records": [(path, _content(path)) for path in sorted(glob.glob(_RECORDS))],
         }  # type: Dict[str, object]
-        # rpm lists a package that was upgraded in another place.
-        parts.update({part: sorted(outputs[len(tests) + number].splitlines()) for number, (part, _) in enumerate(kept)})
         for number, (_, _, parts_of) in enumerate(questions):
-            parts.update(parts_of(outputs[len(tests) + len(kept) + number]))
+            parts.update(parts_of(outputs[number]))
     except (OSError, ValueError, KeyError, TypeError):
-        raise IllError("what it is compared by cannot be read") from None
+        raise UnhealthyError("its state cannot be read") from None
     dumped = {part: json.dumps(content, sort_keys=True) for part, content in parts.items()}
     return {part: hashlib.sha256(text.encode()).hexdigest() for part, text in dumped.items()}
+
+
+def _nothing(_printed: str) -> Facts:
+    return {}
+
+
+def _lines_of(part: str) -> Callable[[str], Facts]:
+    """Return a function that makes a part of the state from an output, sorted: rpm's order is that of installation."""
+    return lambda printed: {part: sorted(printed.splitlines())}
+
+
+def _pci_devices() -> List[Tuple[str, str]]:
+    """Return all devices with their drivers: a GPU may be added, removed or given to a virtual machine."""
+    return [(one, os.path.realpath(one + "/driver")) for one in sorted(glob.glob("/sys/bus/pci/devices/*"))]
 
 
 def _found(patterns: Tuple[str, ...]) -> List[str]:
@@ -203,14 +214,14 @@ def _mounts(table: str, mounted: str) -> List[List[str]]:
     return sorted([row[1], row[2], row[3].split(",")[0]] for row in rows if len(row) > 3 and row[1] in places)
 
 
-def _outputs(commands: List[Tuple[str, str]]) -> List[str]:
-    """Return what commands printed that ran at the same time. Raises IllError with the text of one that failed."""
+def _outputs(questions: Questions) -> List[str]:
+    """Return what the commands printed, which run at the same time. Raises UnhealthyError, with the text of one."""
     deadline = time.monotonic() + _SECONDS
     nothing = subprocess.DEVNULL
     found = []
     with tempfile.TemporaryDirectory() as folder:
         running = []
-        for number, (failing, command) in enumerate(commands):
+        for number, (failing, command, _) in enumerate(questions):
             path = os.path.join(folder, str(number))
             with open(path, "wb") as printed:
                 argv = ["sh", "-c", command]
@@ -220,9 +231,9 @@ def _outputs(commands: List[Tuple[str, str]]) -> List[str]:
                 time.sleep(0.02)
             if process.poll() is None:
                 process.kill()  # and not waited for: a process that hangs in the driver does not end
-                raise IllError("%s, or not within %g s" % (failing, _SECONDS))
+                raise UnhealthyError("%s (no result within %g s)" % (failing, _SECONDS))
             if process.poll() != 0 or os.path.getsize(path) > _LARGEST:
-                raise IllError(failing)
+                raise UnhealthyError(failing)
             with open(path, "rb") as content:
                 found.append(content.read().decode("utf-8", "replace"))
     return found
