@@ -10,7 +10,7 @@ from clusterctl.inventory.schedulers import Kind
 from clusterctl.nodes.parallel import each
 from clusterctl.nodes.remote import connect
 from clusterctl.nodes.session import ContactError
-from clusterctl.run import engine, membership, removals, scheduler
+from clusterctl.run import engine, membership, proofs, removals, scheduler
 from clusterctl.run.context import Options, Site
 from clusterctl.run.draining import Drain
 from clusterctl.run.entry import ENTRY, keep_head
@@ -220,6 +220,8 @@ class RemoveFromDirectory(Phase):
         for node in self.nodes.values():
             removals.save(run.site.state, node)
         before = run.site.inventory.heads
+        removed = tuple(host for host in run.site.inventory.hosts if host.name in self.nodes)
+        proofs.forget(replace(run.site, hosts=removed))
         self.plan(run)
         if run.site.inventory.heads != before:  # confirmed with the removal; the next run must not ask about it
             keep_head(run.site, run.screen)

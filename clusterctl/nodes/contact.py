@@ -36,6 +36,7 @@ from clusterctl.workspace.hardware import Hardware
 PROBE_SECONDS = 40.0
 PYTHON = "/usr/bin/python3"  # as interpreter_python in ansible.cfg
 _DIGESTS = mapping(text("[a-z_ ]+"), text("[0-9a-f]{64}", "a digest"), 32)
+_RECORDS = mapping(text("[a-z0-9_]+"), text("([0-9a-f]{64})?", "a digest"), probe_common.MAX_RECORDS)
 _FOR_ROOT = ("drift", "alerts", "state", "targets")
 _SHELL_MARK = "clusterctl-shell:"
 _NO_PYTHON = 97
@@ -159,6 +160,7 @@ class _Reply:
     alerts: Annotated[Alerts | None, optional(nested(Alerts))]
     state: Annotated[Mapping[str, str] | None, optional(_DIGESTS)]
     state_error: Annotated[str, text()]
+    records: Annotated[Mapping[str, str], _RECORDS]
     targets: Annotated[Mapping[str, bool] | None, optional(mapping(text(), flag, probe_common.MAX_TARGETS))]
     started: Annotated[float, seconds]
     ended: Annotated[float, seconds]
@@ -183,6 +185,8 @@ class Facts:
     """Digests of the node's state; see probe/state.py."""
     state_error: str = ""
     """Why they are missing, if they were asked for: what does not work."""
+    records: Mapping[str, str] = field(default_factory=dict)
+    """Digests of the records of roles, by their scopes."""
     targets: Mapping[str, bool] | None = None
     """Whether all exporters of each target of this host's Prometheus are up; None if that is unknown."""
 
@@ -283,7 +287,17 @@ def read(host: Host, answer: str, journey: tuple[float, float]) -> Facts:
     started, ended = journey
     # The node's clock was read between these two times, which bounds its lead from both sides.
     clock = (reply.ended - ended, reply.started - started)
-    return Facts(record, reply.node, clock, reply.drift, reply.alerts, reply.state, reply.state_error, reply.targets)
+    return Facts(
+        record,
+        reply.node,
+        clock,
+        reply.drift,
+        reply.alerts,
+        reply.state,
+        reply.state_error,
+        reply.records,
+        reply.targets,
+    )
 
 
 @cache

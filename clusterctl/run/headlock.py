@@ -118,6 +118,14 @@ class HeadLock:
         self._channel: paramiko.Channel | None = None
         self.lost = ""
         self.missing: ContactError | None = None
+        self._was_taken_again = False
+
+    @property
+    def is_unbroken(self) -> bool:
+        """Whether no other run can have had the lock since it was taken, as far as is known here."""
+        channel = self._channel
+        has_it = channel is not None and not channel.closed and not channel.exit_status_ready()
+        return has_it and not (self.lost or self._was_taken_again)
 
     def take(self) -> None:
         """Take the lock. Raises Locked with its holder, ContactError if the head cannot be reached."""
@@ -160,7 +168,7 @@ class HeadLock:
             try:
                 if self._channel is None:
                     self.take()
-                    self.lost = ""
+                    self.lost, self._was_taken_again = "", True
                     if self._over.is_set():  # `release` ran before this lock was taken and could not release it
                         self._give_back()
                 else:
@@ -205,6 +213,11 @@ class ClusterLock:
         """The message about another run, if it has taken so many locks that half of them or less are left."""
         gone = [one for one in self.locks if one.lost or one.missing]
         return next((one.lost for one in gone if one.lost), "") if 2 * len(gone) >= len(self.locks) else ""
+
+    @property
+    def is_unbroken(self) -> bool:
+        """Whether no other run can have had more than half of the locks since they were taken."""
+        return 2 * sum(one.is_unbroken for one in self.locks) > len(self.locks)
 
     @property
     def missing(self) -> ContactError | None:

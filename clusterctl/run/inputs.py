@@ -246,6 +246,11 @@ def _below(directory: Path, ignored: Collection[str]) -> Iterator[Path]:
             yield from _below(path, ignored) if path.is_dir() else [path]
 
 
+def forget_program() -> None:
+    """Let the next inputs have the digest of clusterctl's files as they are then."""
+    _of_clusterctl.cache_clear()
+
+
 @cache
 def _of_clusterctl() -> str:
     """Return a digest of clusterctl, its roles, and the versions of Python and of what Ansible writes files with."""

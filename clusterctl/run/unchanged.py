@@ -16,7 +16,8 @@ changed (role_variables.py), that recorded a file that was edited, or that chang
 
 Whatever is unknown runs. The proof of a host is deleted before Ansible contacts it, and stored after the run. Heads
 and monitoring are configured with what is known of all nodes, so they are left out only together with all others. If
-the run changes a head, the workers that it has left out have no proof until they have been tested with it.
+the run changes a head, or another kind of run did, the workers that were left out have no proof until they have been
+tested with it. A host has no proof either if another controller may have changed it during the run.
 """
 
 import re
@@ -288,9 +289,12 @@ def prove(run: Run) -> None:
     """
     from clusterctl.nodes import contact, parallel, remote
 
+    inputs.forget_program()  # it may have changed since the run began
     site, now = run.site, inputs.of(run.site.inventory)
     # If files have changed meanwhile, it is not known what the run has read.
     if now is None or now != run.inputs or site.options.limit or site.options.check or not run.is_whole:
+        return
+    if run.head_lock and not run.head_lock.is_unbroken:
         return
     if OF_ALL in run.ledger.notes:
         return
@@ -314,14 +318,27 @@ def prove(run: Run) -> None:
         at, found = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", {}
         shared = {part for one in results.values() for part in _changeable(one) if part.startswith(_OF_ALL_HEADS)}
         for name, answer in answers.items():
-            roles, before, after = changed_roles(results[name]) or set(), site.facts[name].state, answer.facts
-            expected = _changeable(results[name]) | shared
-            # Roles record a version that is newer, as of a security update, and report no change.
-            expected |= set() if is_as_recorded(site.facts[name]) else {"records"}
-            if after and is_as_recorded(after) and _differing(before, after.state) <= expected:
+            roles, before, after = changed_roles(results[name]) or set(), site.facts[name], answer.facts
+            expected = _changeable(results[name]) | shared | {"records"}
+            if (
+                after
+                and is_as_recorded(after)
+                and _differing(before.state, after.state) <= expected
+                and _are_explained(_differing(before.records, after.records), roles, before)
+            ):
                 of_host = tuple(note for note, names in notes.items() if name in names)
                 found[name] = Proof(now.hosts[name], after.state or {}, at, of_host, tuple(sorted(roles)))
         proofs.add(site, found)
+
+
+def _are_explained(scopes: Collection[str], roles: Collection[str], before: "Facts") -> bool:
+    """Return whether the roles that changed a host, or what differed there before, explain that records changed.
+
+    Another controller may have configured the host meanwhile: its change would count as proven here.
+    """
+    # Roles record a version that is newer, as of a security update, and report no change.
+    drifted = {item.scope for item in before.drift.items} if before.drift else set()
+    return all(scope in drifted or pruning.ROLE_OF.get(scope, scope) in roles for scope in scopes)
 
 
 def _are_separate(roles: Iterable[str] | None) -> bool:
@@ -329,15 +346,15 @@ def _are_separate(roles: Iterable[str] | None) -> bool:
 
 
 def _changeable(host: outcome.Host) -> set[str]:
-    """Return the parts of a state that can differ, by what a run changed on a host."""
-    found = {"records"} if host.changes else set[str]()
+    """Return the parts of a state, besides its records, that can differ by what a run changed on a host."""
+    found = set[str]()
     for role, change in host.changes:
         found |= {*effects.PARTS_OF.get(role, ()), *(["packages"] if change.kind == "package" else [])}
     return found
 
 
 def _differing(before: Mapping[str, str] | None, after: Mapping[str, str] | None) -> set[str]:
-    """Return the parts of a state that differ; one of its own if there is none."""
+    """Return the names whose digests differ; one of its own if there are no digests."""
     if not before or not after:
         return {"all"}
     return {part for part in before.keys() | after.keys() if before.get(part) != after.get(part)}

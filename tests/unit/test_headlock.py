@@ -69,13 +69,20 @@ def test_no_other_file_of_the_controller_is_told_to_the_head(tmp_path: Path, mak
 class _Channel:
     """A channel that keeps what it was told."""
 
+    closed = False
+
     def __init__(self) -> None:
-        self.said = b""
+        self.said, self.is_broken = b"", False
         self.status_event = threading.Event()
         self.status_event.set()
 
     def sendall(self, data: bytes) -> None:
+        if self.is_broken:
+            raise OSError("broken pipe")
         self.said += data
+
+    def exit_status_ready(self) -> bool:
+        return self.is_broken
 
     def shutdown_write(self) -> None:
         pass
@@ -122,6 +129,33 @@ def test_keep__while_the_run_lasts__sends_lines(tmp_path: Path, monkeypatch: pyt
     assert channel.said.endswith(b"done\n")
 
 
+def test_keep__after_the_connection_broke__knows_that_another_run_may_have_had_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while it is not noticed yet, as by a process that was stopped for a while."""
+    monkeypatch.setattr(headlock, "HEARTBEAT", 0.01)
+    kept, taken = headlock.HeadLock(host(22), Access(tmp_path), lock.this_run("verify"), "x"), threading.Event()
+    channel: Any = _Channel()
+    another: Any = _Channel()
+    kept._channel = channel
+    assert kept.is_unbroken
+    channel.is_broken = True
+    assert not kept.is_unbroken
+
+    def take() -> None:
+        kept._channel = another
+        taken.set()
+
+    monkeypatch.setattr(kept, "take", take)
+    beat = threading.Thread(target=kept.keep, daemon=True)
+    beat.start()
+    assert taken.wait(5)
+    kept.release()
+    beat.join(5)
+    kept._channel = another
+    assert (kept.lost, kept.is_unbroken) == ("", False)
+
+
 @pytest.mark.proves("faults", "Kubernetes is locked on more than half of its heads, so two runs share one.")
 @pytest.mark.parametrize(
     ("failing", "missing", "errors"),
@@ -146,7 +180,11 @@ def test_hold__several_heads__needs_more_than_half(
     heads = [replace(host(22), name=name) for name in ("k1", "k2", "k3")]
     with headlock.hold(heads, Access(tmp_path), lock.this_run("verify"), tmp_path) as held:
         assert (held.missing is not None, list(held.errors), held.lost) == (missing, errors, "")
+        for one in held.locks:
+            one._channel = None if one.missing else _Channel()  # type: ignore[assignment]
+        assert held.is_unbroken is not missing
         held.locks[1].lost = "another run"
+        assert held.is_unbroken is (not failing)
         assert held.lost == ("another run" if failing else "")
     assert sorted(given_back) == [name for name in ("k1", "k2", "k3") if name not in failing]
 

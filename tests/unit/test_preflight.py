@@ -67,6 +67,7 @@ def answer() -> dict[str, Any]:
             "homes": {},
         },
         "state_error": "",
+        "records": {},
         "started": 1000.0,
         "ended": 1001.0,
     }

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +38,7 @@ from tests.unit.test_inputs import INVENTORY, PEM, SECRETS, a_directory, recorde
 from tests.unit.test_role_plugins import plugin
 
 STATE = dict.fromkeys(("accounts", "machine", "packages", "records"), "a" * 64)
+RECORDS = dict.fromkeys(("base", "docker", "users", "users_homes"), "a" * 64)
 OTHER = STATE | {"machine": "b" * 64}
 UP = {"head1": True, "gpu01": True, "gpu02": True}
 CLEAN = Drift(None, (), 0, {})
@@ -196,12 +198,8 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def a_site(directory: Path, **facts: Any) -> Site:
     inventory = model.load(directory / "inventory.yaml")
     site = context.load(Options("bootstrap", directory / "inventory.yaml"), inventory)
-    known: Any = SimpleNamespace(
-        **(
-            {"drift": CLEAN, "state": STATE, "targets": UP, "state_error": "", "node": SimpleNamespace(roles=())}
-            | facts
-        )
-    )
+    good: dict[str, Any] = {"drift": CLEAN, "state": STATE, "records": RECORDS, "targets": UP, "state_error": ""}
+    known: Any = SimpleNamespace(**(good | {"node": SimpleNamespace(roles=())} | facts))
     return replace(site, facts=dict.fromkeys((host.name for host in inventory.hosts), known))
 
 
@@ -419,6 +417,10 @@ def test_forget__of_a_run__deletes_the_proofs_of_its_hosts(directory: Path, hear
     assert left_out(site) == []
 
 
+def answered(state: Mapping[str, str] = STATE, records: Mapping[str, str] = RECORDS, drift: Drift = CLEAN) -> Any:
+    return SimpleNamespace(facts=SimpleNamespace(state=state, records=records, drift=drift))
+
+
 class Answers:
     """What the nodes answer after a run, and the run itself."""
 
@@ -431,13 +433,14 @@ class Answers:
             ledger=Ledger(),
             screen=Screen(io.StringIO()),
             is_whole=True,
+            head_lock=None,
         )
         self.run.ledger.hosts = {host.name: Result() for host in self.site.hosts}
         monkeypatch.setattr(secrets, "values", lambda _directory: {"record_key": "key"})
         monkeypatch.setattr(parallel, "each", lambda hosts, *_: {host.name: self.of(host.name) for host in hosts})
 
     def of(self, _name: str) -> Any:
-        return SimpleNamespace(facts=SimpleNamespace(state=self.state, drift=self.drift))
+        return answered(self.state, drift=self.drift)
 
     def proven(self) -> list[str]:
         unchanged.prove(self.run)
@@ -525,9 +528,8 @@ def test_prove__of_several_heads__allows_what_one_of_them_has_changed(
     (directory / "inventory.yaml").write_text(HEADS)
     answers = Answers(directory, monkeypatch)
     answers.run.ledger.hosts["head1"] = Result(changed=1, changes=[("kubernetes_quota", TEAM)])
-    other = SimpleNamespace(facts=SimpleNamespace(state=STATE | {part: "b" * 64}, drift=CLEAN))
-    same = SimpleNamespace(facts=SimpleNamespace(state=STATE, drift=CLEAN))
-    monkeypatch.setattr(Answers, "of", lambda _, name: other if name.startswith("head") else same)
+    other = answered(STATE | {part: "b" * 64})
+    monkeypatch.setattr(Answers, "of", lambda _, name: other if name.startswith("head") else answered())
     assert answers.proven() == expected
     pending = {name: proof.pending for name, proof in proofs.load(answers.site.state).items() if proof.pending}
     assert pending == ({"head1": ("kubernetes_quota",)} if "head1" in expected else {})
@@ -623,6 +625,16 @@ def test_configure__a_skipped_host_of_the_logs__is_no_changed_head(
 def test_configure__head_has_changed__tests_the_nodes_left_out(played: Played, other: Status) -> None:
     """Also if a worker failed."""
     played.results["bootstrap"] = [("head1", "changed"), ("gpu01", other)]
+    played.results["verify"] = [("head1", "ok"), ("gpu02", "ok")]
+    assert played.left() == ["gpu02"]
+    assert played.played == [("bootstrap", "head1,gpu01"), ("verify", "head1,gpu01,gpu02")]
+
+
+@pytest.mark.proves("bootstrap", "If another verb changed the head, the next bootstrap tests all nodes.")
+def test_configure__head_has_no_proof__tests_the_nodes_left_out(played: Played) -> None:
+    """Such as `bootstrap --limit head1`: its test had no workers."""
+    proofs.forget(replace(played.site, hosts=tuple(host for host in played.site.hosts if host.is_head)))
+    played.results["bootstrap"] = [("head1", "ok"), ("gpu01", "ok")]
     played.results["verify"] = [("head1", "ok"), ("gpu02", "ok")]
     assert played.left() == ["gpu02"]
     assert played.played == [("bootstrap", "head1,gpu01"), ("verify", "head1,gpu01,gpu02")]
@@ -724,7 +736,7 @@ def test_decide__of_a_cluster_of_kubernetes__plays_the_roles_that_a_change_conce
 def ill() -> str:
     """Return what does not work by the state of this machine; empty if it has one."""
     try:
-        state.state([], None)
+        state.state([], None, state.records())
     except UnhealthyError as error:
         return str(error)
     return ""
@@ -732,16 +744,16 @@ def ill() -> str:
 
 def test_state__of_a_link_that_leads_nowhere__is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "gone.so").symlink_to("nowhere")
-    before = state.state([], None)
+    before = state.state([], None, state.records())
     monkeypatch.setattr(state, "_STATUS", (str(tmp_path / "*"),))
-    assert state.state([], None) not in (before, None)
+    assert state.state([], None, state.records()) not in (before, None)
 
 
 def test_state__of_a_command_that_hangs__is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "_SECONDS", 0.2)
     monkeypatch.setattr(state, "_TESTS", (("munge does not work", "/", "sleep 60"), ("another", "/", "true")))
     with pytest.raises(UnhealthyError, match=r"munge does not work \(no result within 0\.2 s\)"):
-        state.state([], None)
+        state.state([], None, state.records())
 
 
 @pytest.mark.parametrize(
@@ -776,7 +788,7 @@ def test_state__of_packages__differs_by_name_and_status(
     found = []
     for listed in (APT, after):
         monkeypatch.setattr(state, "_OUTPUTS", (("packages", "", "/", f"printf '{listed}'"),))
-        found.append(state.state([], None))
+        found.append(state.state([], None, state.records()))
     assert (found[0]["packages"] == found[1]["packages"]) is same
 
 
@@ -801,11 +813,11 @@ def test_output__of_a_database_of_a_head__is_in_the_digest(tmp_path: Path, monke
     for command in ("echo ada", "echo grace", "echo ada; false"):
         outputs = (("database", "its database does not answer", str(tmp_path / "configuration"), command),)
         monkeypatch.setattr(state, "_OUTPUTS", outputs)
-        found.add(ill() or state.state([], None)["database"])
+        found.add(ill() or state.state([], None, state.records())["database"])
     assert len(found) == 3
     assert "its database does not answer" in found
     monkeypatch.setattr(state, "_OUTPUTS", (("database", "", str(tmp_path / "none"), "false"),))
-    assert state.state([], None)
+    assert state.state([], None, state.records())
 
 
 @pytest.mark.parametrize(
@@ -850,7 +862,7 @@ def test_state__of_a_file_of_repositories__differs_if_one_is_switched_off(
     file, found = tmp_path / "redhat-rhui.repo", []
     for number in (1, 0, 1):
         file.write_text(f"[codeready-builder-for-rhel-9-rhui-rpms]\nenabled={number}\n")
-        found.append(state.state([], None))
+        found.append(state.state([], None, state.records()))
     assert found[0] == found[2]
     assert found[0]["machine"] != found[1]["machine"]
 
@@ -876,17 +888,17 @@ def test_state__of_instances_and_networks__differs_by_links_and_sizes(
         lambda: folder.chmod(0o755),
         modules.mkdir,  # a kernel that was installed
     )
-    before = state.state([], None)
+    before = state.state([], None, state.records())
     for number, step in enumerate(steps):
         step()
-        now = state.state([], None)
+        now = state.state([], None, state.records())
         parts = {part for part in now if now[part] != before[part]}
         assert parts == {"devices" if number < 3 else "kernel" if number == 8 else "machine"}, number
         before = now
     program.write_text("ab")
-    same = state.state([], None)
+    same = state.state([], None, state.records())
     program.write_text("cd")  # flannel's pod writes its own at each start
-    assert state.state([], None) == same
+    assert state.state([], None, state.records()) == same
 
 
 PARTS = {
@@ -907,19 +919,22 @@ def test_state__of_what_roles_change__differs_in_its_part(tmp_path: Path, monkey
         value = getattr(state, name)
         paths_ = [tmp_path / path.lstrip("/") for path in ([value] if isinstance(value, str) else value)]
         monkeypatch.setattr(state, name, str(paths_[0]) if isinstance(value, str) else tuple(map(str, paths_)))
-        moved += [(path, part) for path in paths_]
-    before = state.state([], None)
+        moved += [(path.parent / path.name.replace("*.json", "base.json"), part) for path in paths_]
+    before = state.state([], None, state.records())
     for path, part in [*moved, *moved]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(path.read_text() + "a" if path.exists() else "a")
-        now = state.state([], None)
+        now = state.state([], None, state.records())
         assert {key for key in now if now[key] != before[key]} == {part}, path
         before = now
-    assert state.state([], None) == before
-    for other in (state.state([], "580.1"), state.state([{"uuid": "GPU-1", "mig": None}], None)):
+    assert state.state([], None, state.records()) == before
+    for other in (
+        state.state([], "580.1", state.records()),
+        state.state([{"uuid": "GPU-1", "mig": None}], None, state.records()),
+    ):
         assert {part for part in other if other[part] != before[part]} == {"devices"}
     monkeypatch.setenv("SUDO_USER", "another")
-    other = state.state([], None)
+    other = state.state([], None, state.records())
     assert {part for part in other if other[part] != before[part]} == {"login"}
 
 
@@ -1139,58 +1154,74 @@ def test_notes__of_role_verify__are_not_repeated_if_it_is_played(directory: Path
     assert decided(a_site(directory)).notes == {note: ["gpu02"]}
 
 
+@pytest.mark.proves("bootstrap", "What another run changed on a node meanwhile is not proven by this one.")
 @pytest.mark.parametrize(
-    ("changes", "after", "pending"),
+    ("changes", "after", "scopes", "pending"),
     [
-        ([("users", "task")], {"accounts": "b", "records": "b"}, ("users",)),
-        ([("base", "file"), ("users", "file")], {"records": "b"}, ("base", "users")),
-        ([("base", "file")], {"accounts": "b"}, None),
-        ([("users", "task")], {"machine": "b"}, None),
-        ([("users", "task")], {"packages": "b"}, None),
-        ([("base", "package")], {"packages": "b"}, ("base",)),
-        ([("slurm_head", "file")], {"records": "b"}, None),
-        ([], {"records": "b"}, None),
+        ([("users", "task")], {"accounts"}, {"users", "users_homes"}, ("users",)),
+        ([("base", "file"), ("users", "file")], set(), {"base", "users"}, ("base", "users")),
+        ([("base", "file")], {"accounts"}, set(), None),
+        ([("users", "task")], {"machine"}, set(), None),
+        ([("users", "task")], {"packages"}, set(), None),
+        ([("users", "task")], set(), {"docker"}, None),
+        ([("users", "task")], set(), {"users", "docker"}, None),
+        ([("base", "package")], {"packages"}, {"base"}, ("base",)),
+        ([("slurm_head", "file")], set(), {"slurm_head"}, None),
+        ([], set(), {"base"}, None),
     ],
 )
 def test_prove__of_a_changed_node__stores_the_roles_if_they_explain_the_change(
     answers: Answers,
     monkeypatch: pytest.MonkeyPatch,
     changes: list[tuple[str, str]],
-    after: dict[str, str],
+    after: set[str],
+    scopes: set[str],
     pending: tuple[str, ...] | None,
 ) -> None:
     host = answers.run.ledger.hosts["gpu01"]
     host.changed, host.changes = len(changes), [(role, Change(kind, "x", "changed")) for role, kind in changes]
-    states = {"gpu01": STATE | {part: digit * 64 for part, digit in after.items()}}
-    monkeypatch.setattr(
-        answers, "of", lambda name: SimpleNamespace(facts=SimpleNamespace(state=states.get(name, STATE), drift=CLEAN))
-    )
+    changed = after | ({"records"} if scopes else set())
+    of_gpu01 = answered(STATE | dict.fromkeys(changed, "b" * 64), RECORDS | dict.fromkeys(scopes, "b" * 64))
+    monkeypatch.setattr(answers, "of", lambda name: of_gpu01 if name == "gpu01" else answered())
     answers.proven()
     stored = proofs.load(answers.site.state)
     assert (stored["gpu01"].pending if "gpu01" in stored else None) == pending
     assert stored["gpu02"].pending == ()
 
 
+@pytest.mark.parametrize("is_unbroken", [True, False])
+def test_prove__after_the_lock_on_the_head_was_lost__stores_nothing(answers: Answers, is_unbroken: bool) -> None:
+    answers.run.head_lock = SimpleNamespace(is_unbroken=is_unbroken)
+    assert answers.proven() == (["gpu01", "gpu02", "head1"] if is_unbroken else [])
+
+
+def test_prove__of_a_run_in_which_clusterctl_changed__stores_nothing(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata, "version", lambda _name: "2.0")
+    assert answers.proven() == []
+    inputs.forget_program()
+
+
 MOVED = Drift(None, (Item("base", "package", "chrony", "version 2, was 1", "1", "2"),), 0, {})
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "names"),
+    ("before", "after", "scope", "names"),
     [
-        (MOVED, {"records": "b" * 64}, {"gpu01", "gpu02"}),
-        (CLEAN, {"records": "b" * 64}, {"gpu02"}),
-        (MOVED, {"machine": "b" * 64}, {"gpu02"}),
+        (MOVED, "records", "base", {"gpu01", "gpu02"}),
+        (MOVED, "records", "docker", {"gpu02"}),
+        (CLEAN, "records", "base", {"gpu02"}),
+        (MOVED, "machine", "base", {"gpu02"}),
     ],
 )
 def test_prove__of_a_package_that_was_updated__knows_why_the_record_differs(
-    answers: Answers, monkeypatch: pytest.MonkeyPatch, before: Drift, after: dict[str, str], names: set[str]
+    answers: Answers, monkeypatch: pytest.MonkeyPatch, before: Drift, after: str, scope: str, names: set[str]
 ) -> None:
     facts: Any = answers.run.site.facts
     facts["gpu01"] = SimpleNamespace(**{**vars(facts["gpu01"]), "drift": before})
-    states = {"gpu01": STATE | after}
-    monkeypatch.setattr(
-        answers, "of", lambda name: SimpleNamespace(facts=SimpleNamespace(state=states.get(name, STATE), drift=CLEAN))
-    )
+    of_gpu01 = answered(STATE | {after: "b" * 64}, RECORDS | {scope: "b" * 64})
+    monkeypatch.setattr(answers, "of", lambda name: of_gpu01 if name == "gpu01" else answered())
     assert {*answers.proven()} - {"head1"} == names
 
 

@@ -17,6 +17,7 @@ MAX_ALERTS = 200
 MAX_SERIES = 1 << 13  # nodes, or namespaces
 MAX_TARGETS = 1 << 13
 MAX_GPUS = 1024
+MAX_RECORDS = 256
 # Packages, besides Slurm's, whose versions preflight checks for known vulnerabilities (advisories.py).
 WATCHED = ("munge", "nvidia-container-toolkit", "nvidia-container-toolkit-base")
 Facts = Dict[str, Any]

@@ -15,7 +15,7 @@ from clusterctl.nodes.probe.machine import hardware, in_container, key_enrolled,
 from clusterctl.nodes.probe.packages import installed_packages, lock_holder, network, security_updates, slurm_packages
 from clusterctl.nodes.probe.prometheus import alerts, targets
 from clusterctl.nodes.probe.services import before, firewall, head_of, homes, jobs, kubernetes, services, slurm
-from clusterctl.nodes.probe.state import state
+from clusterctl.nodes.probe.state import records, state
 
 
 def node(options: Facts, nvml_error: Optional[str]) -> Facts:
@@ -54,14 +54,18 @@ def main(options: Facts) -> None:
 
     All options are optional. `network`, with the inventory's `proxy`, `no_proxy` and `mirrors`, tests the package
     sources. `services` has the units whose state is needed. `drift`, `alerts` and `targets` have the options of these
-    functions. `state` asks for the digests of the node's state; without them `state_error` has the reason.
+    functions. `state` asks for the digests of the node's state and of its `records`; without them `state_error` has
+    the reason.
     """
     started = time.time()
     found, driver, nvml_error = gpus()
     answer = {"hardware": hardware(found, driver), "node": node(options, nvml_error), "started": started}
     answer["state"], answer["state_error"] = None, ""
+    answer["records"] = {}
     try:
-        answer["state"] = state(found, driver) if options.get("state") else None
+        if options.get("state"):
+            recorded = records()
+            answer["records"], answer["state"] = recorded, state(found, driver, recorded)
     except UnhealthyError as error:
         answer["state_error"] = str(error)
     for name, function in (("drift", drift), ("alerts", alerts), ("targets", targets)):

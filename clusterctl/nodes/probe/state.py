@@ -10,7 +10,7 @@ import tempfile
 import time
 from typing import Callable, Dict, List, Optional, Tuple
 
-from clusterctl.nodes.probe.common import Facts, Questions, UnhealthyError, read
+from clusterctl.nodes.probe.common import MAX_RECORDS, Facts, Questions, UnhealthyError, read
 from clusterctl.nodes.probe.kubernetes import kubernetes_questions
 
 _ACCOUNTS = ("/etc/group", "/etc/passwd")
@@ -118,8 +118,16 @@ _SECONDS = 20.0  # for all tests and outputs together
 _LARGEST = 32 << 20  # bytes of an output
 
 
-def state(found: List[Facts], driver: Optional[str]) -> Dict[str, str]:
-    """Return the digests, in hexadecimal digits, of a node with these GPUs and this driver. Raises UnhealthyError.
+def records() -> Dict[str, str]:
+    """Return a digest of each record of roles, by its scope (module_utils/node_state). Raises UnhealthyError."""
+    found = {os.path.basename(path)[: -len(".json")]: _content(path) or "" for path in sorted(glob.glob(_RECORDS))}
+    if len(found) > MAX_RECORDS or not all(re.match("[a-z0-9_]+$", scope) for scope in found):
+        raise UnhealthyError("its records have too many or unexpected names")
+    return found
+
+
+def state(found: List[Facts], driver: Optional[str], recorded: Dict[str, str]) -> Dict[str, str]:
+    """Return the digests of a node with these GPUs, this driver and these records. Raises UnhealthyError.
 
     They are of its `accounts`, those in Slurm (`accounting`), `boot`, `database`, `devices`, `kernel`, the user who
     logs in (`login`), `packages`, `records`, of other settings of the `machine`, and of Kubernetes the `node`,
@@ -151,7 +159,7 @@ def state(found: List[Facts], driver: Optional[str]) -> Dict[str, str]:
             "kernel": [os.uname().release, sorted(glob.glob(_KERNELS)), modules],
             "login": os.environ.get("SUDO_USER"),  # roles keep the access of this user
             "machine": machine,
-            "records": [(path, _content(path)) for path in sorted(glob.glob(_RECORDS))],
+            "records": recorded,
         }  # type: Dict[str, object]
         for number, (_, _, parts_of) in enumerate(questions):
             parts.update(parts_of(outputs[number]))
