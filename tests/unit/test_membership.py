@@ -17,11 +17,13 @@ from clusterctl.ansible.run_directory import RunDirectory
 from clusterctl.commands import add_node, remove_node, replace_node
 from clusterctl.inventory import model as inventory
 from clusterctl.nodes.remote import Access
-from clusterctl.run import engine, membership, planning, preflight, record, removals, scheduler
+from clusterctl.run import engine, membership, planning, preflight, proofs, record, removals, scheduler
 from clusterctl.run.context import Options, Site
 from clusterctl.run.draining import Drain
+from clusterctl.run.inputs import HostInputs
 from clusterctl.run.phases import Phase, Run
 from clusterctl.run.planning import Plan
+from clusterctl.run.proofs import Proof
 from clusterctl.slurm.client import Job
 from clusterctl.ui.screen import Screen
 from clusterctl.util.errors import Finding, InputError, Interrupted, PreflightError
@@ -253,6 +255,15 @@ def a_run(cluster: inventory.Inventory, verb: str = "remove-node", **options: An
     asked = Options(verb, cluster.path, **options)
     site = Site(asked, cluster, cluster.hosts, Access(cluster.directory / "known_hosts"))
     return Run(site, Screen(io.StringIO()))
+
+
+def test_the_proof_of_a_removed_node_is_deleted(cluster: inventory.Inventory) -> None:
+    run = a_run(cluster)
+    proof = Proof(HostInputs({}, "", ""), {}, "2026-11-29 12:00 UTC")
+    proofs.save(run.site.state, {"gpu01": proof, "head1": proof})
+    node = removals.Node.of(cluster.host("gpu01"), cluster)
+    remove_node.RemoveFromDirectory(removal(cluster), {"gpu01": node}, ["head1"]).run(run)
+    assert [*proofs.load(run.site.state)] == ["head1"]
 
 
 @pytest.mark.proves("plan", "A plan edits a copy of the inventory only.")
