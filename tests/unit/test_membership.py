@@ -259,6 +259,7 @@ def a_run(cluster: inventory.Inventory, verb: str = "remove-node", **options: An
 
 def test_the_proof_of_a_removed_node_is_deleted(cluster: inventory.Inventory) -> None:
     run = a_run(cluster)
+    run.site.state.mkdir()
     proof = Proof(HostInputs({}, "", ""), {}, "2026-11-29 12:00 UTC")
     proofs.save(run.site.state, {"gpu01": proof, "head1": proof})
     node = removals.Node.of(cluster.host("gpu01"), cluster)

@@ -278,6 +278,7 @@ CHANGES: Mapping[str, Callable[[Path, set[str]], dict[str, Any]]] = {
     "a changed variable": lambda path, _heard: {"_": (path / "group_vars/all.yml").write_text("cluster_timezone: UTC")},
     "a changed file": lambda path, _heard: {"_": (path / "company.pem").write_text(f"{PEM}another")},
     "a silent node": lambda _path, heard: {"_": heard.remove("gpu01") or ""},  # type: ignore[func-returns-value]
+    "a silent controller": lambda _path, heard: {"_": heard.clear() or ""},  # type: ignore[func-returns-value]
     "a damaged proof": lambda path, _heard: {"_": (path / ".clusterctl/unchanged.json").write_text('{"gpu01": 3}')},
     "an unknown field": lambda path, _heard: {
         "_": (path / ".clusterctl/unchanged.json").write_text(json.dumps({"gpu01": {"inputs": "", "more": ""}}))
@@ -296,6 +297,7 @@ REASONS: Mapping[str, dict[str, list[str]]] = {
     "a changed variable": {"cluster_timezone changed": ["head1", "gpu01"]},
     "a changed file": {unchanged.READ: ["head1", "gpu01"]},
     "a silent node": {"it is not in service in Slurm": ["gpu01"]},
+    "a silent controller": {"slurmctld does not answer, a partition is not up, or no node is in service": ["gpu01"]},
     "a damaged proof": {},
     "an unknown field": {},
 }
