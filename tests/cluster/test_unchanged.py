@@ -260,14 +260,26 @@ def test_bootstrap__of_a_head_changed_by_hand__repairs_it_alone(lab: TestLab) ->
     assert decided(lab) == ALL
 
 
+def is_tested(document: dict[str, Any], node: str) -> bool:
+    return any(stage["role"] == "verify" and node in stage["hosts"] for stage in document["stages"])
+
+
+@pytest.mark.proves("bootstrap", "After a run for the head alone the next one tests the workers it leaves out.")
+def test_bootstrap__after_one_of_the_head_alone__tests_all_workers(lab: TestLab) -> None:
+    lab.root("head1", "echo '# mine' >> /etc/slurm/slurm.conf")
+    assert not is_tested(lab.run("bootstrap", "--limit", "head1"), "gpu02")
+    done = lab.run("bootstrap")
+    assert (left_out(done), is_tested(done, "gpu02")) == (["gpu01", "gpu02"], True)
+    assert decided(lab) == ALL
+
+
 @pytest.mark.proves("bootstrap", "If the head was repaired, the workers that were left out are tested with it.")
 def test_bootstrap__that_repairs_the_head__tests_all_workers(lab: TestLab) -> None:
     lab.root("head1", "echo '# mine' >> /etc/slurm/slurm.conf")
     done = lab.run("bootstrap")
     assert left_out(done) == ["gpu01", "gpu02"]
     assert ("file", "/etc/slurm/slurm.conf") in changes(done, "head1")
-    tested = [stage for stage in done["stages"] if stage["role"] == "verify" and "gpu02" in stage["hosts"]]
-    assert tested, done["stages"]
+    assert is_tested(done, "gpu02"), done["stages"]
 
 
 @pytest.mark.proves("bootstrap", "After a killed run no node is left out that it may have changed.")
