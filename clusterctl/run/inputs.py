@@ -71,6 +71,8 @@ class Inputs:
 
     variables: str
     hosts: Mapping[str, HostInputs]
+    written: str
+    """When the files of the cluster's directory were written: one that was edited and restored during a run differs."""
 
 
 def of(inventory: Inventory) -> Inputs | None:
@@ -83,7 +85,7 @@ def of(inventory: Inventory) -> Inputs | None:
         return None
     structure = {inventory.path.name, *_VARIABLES}
     variables = {name: one for name, one in found.items() if name.split("/")[0] in structure}
-    return Inputs(digest(variables), hosts)
+    return Inputs(digest(variables), hosts, digest(_written(inventory.directory)))
 
 
 @dataclass(frozen=True)
@@ -210,6 +212,12 @@ def _contents(directory: Path) -> dict[str, str]:
             raise files.UnfitError(f"{directory} has more than {_FILES} files or {LIMIT} bytes")
         found[path.relative_to(directory).as_posix()] = hashlib.sha256(data).hexdigest()
     return found
+
+
+def _written(directory: Path) -> list[tuple[str, int, int]]:
+    """Return path, inode and its time of each file of the cluster's directory. Raises OSError."""
+    found = [(path, path.stat()) for path in _below(directory, _IGNORED)]
+    return [(path.relative_to(directory).as_posix(), known.st_ino, known.st_ctime_ns) for path, known in found]
 
 
 def _archives(inventory: Inventory) -> list[tuple[str | int, ...]]:

@@ -547,7 +547,9 @@ def test_lasting__notes_of_modules__are_theirs() -> None:
     assert unchanged._role_of_note(LOOK.DMA_BUF) == "nvidia_driver"
 
 
-@pytest.mark.parametrize("change", ["state", "none", "drift", "inputs", "limit", "check", "aborted", "failed contact"])
+@pytest.mark.parametrize(
+    "change", ["state", "none", "drift", "inputs", "restored", "limit", "check", "aborted", "failed contact"]
+)
 def test_prove__of_what_is_not_known_for_sure__stores_nothing(
     answers: Answers, directory: Path, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -560,6 +562,10 @@ def test_prove__of_what_is_not_known_for_sure__stores_nothing(
             answers.drift = EDITED
         case "inputs":
             (directory / "company.pem").write_text("another")
+        case "restored":
+            content = (directory / "company.pem").read_text()
+            (directory / "company.pem").write_text("another")
+            (directory / "company.pem").write_text(content)
         case "limit":
             answers.run.site = replace(answers.site, options=replace(answers.site.options, limit="gpu01"))
         case "aborted":
