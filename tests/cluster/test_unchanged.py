@@ -264,7 +264,7 @@ def is_tested(document: dict[str, Any], node: str) -> bool:
     return any(stage["role"] == "verify" and node in stage["hosts"] for stage in document["stages"])
 
 
-@pytest.mark.proves("bootstrap", "After a run for the head alone the next one tests the workers it leaves out.")
+@pytest.mark.proves("bootstrap", "After a run for the head alone the next one tests all workers.")
 def test_bootstrap__after_one_of_the_head_alone__tests_all_workers(lab: TestLab) -> None:
     lab.root("head1", "echo '# mine' >> /etc/slurm/slurm.conf")
     assert not is_tested(lab.run("bootstrap", "--limit", "head1"), "gpu02")
