@@ -29,7 +29,7 @@ class Configure(Play):
         if not run.site.hosts:
             return
         whole = replace(run.site, hosts=run.site.inventory.hosts)
-        known = proofs.load(run.site.state)
+        tested = proofs.are_tested(run.site.state)
         if run.unchanged:
             proofs.forget(whole)  # until it is known that they need no test
         failed: ClusterctlError | None = None
@@ -40,13 +40,14 @@ class Configure(Play):
         unchanged.prove(run)
         problem: ClusterctlError | None = None
         informed = [name for name in run.site.inventory.informed if name in run.ledger.hosts]
-        # One without a proof was changed by another kind of run, which may not have tested all nodes.
-        changed = [name for name in informed if name not in known or _concerns_others(run.ledger.hosts[name])]
-        if run.unchanged and changed:
-            run.screen.say(f"{fold(changed)} changed since all nodes were tested; the nodes left out are tested, too:")
+        changed = [name for name in informed if _concerns_others(run.ledger.hosts[name])]
+        if run.unchanged and (changed or not tested):
+            names = fold(changed or informed)
+            run.screen.say(f"{names} changed since all nodes were tested, so those left out are tested, too:")
             problem = play(run, replace(whole, playbook="verify"))
         if unchanged.OF_ALL not in run.ledger.notes and (problem is None or isinstance(problem, WorkersFailed)):
-            proofs.add(whole, {name: run.unchanged[name] for name in run.unchanged.keys() - run.ledger.lost()})
+            good = {name: run.unchanged[name] for name in run.unchanged.keys() - run.ledger.lost()}
+            proofs.add(whole, good, tested=run.is_whole and not run.options.limit)
         if error := failed or problem:
             raise error
 

@@ -7,13 +7,11 @@ import zoneinfo
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-import yaml
-
 from clusterctl.inventory import addresses, alerting, kubernetes_consistency, metrics, rules
 from clusterctl.inventory.document import Node, shown
 from clusterctl.inventory.reading import HostDraft, Reading
 from clusterctl.inventory.schedulers import KINDS, SLURM, of_groups
-from clusterctl.util import files, paths
+from clusterctl.util import files, paths, yaml_text
 from clusterctl.util.text import did_you_mean
 
 JUMP = "cluster_jump_host"
@@ -169,7 +167,7 @@ def _jumps(reading: Reading) -> None:
 
 def _toolkits(reading: Reading) -> None:
     """Check CUDA's minimum driver where the inventory has both."""
-    table = yaml.safe_load((paths.content() / "roles/nvidia_cuda/vars/main.yml").read_text())["__nvidia_cuda_oldest"]
+    table = yaml_text.load((paths.content() / "roles/nvidia_cuda/vars/main.yml").read_text())["__nvidia_cuda_oldest"]
     for host in reading.hosts.values():
         driver = host.get("nvidia_driver_version", "") or host.get("nvidia_driver_branch", "")
         if TOOLKITS not in host.merged or not re.match("[0-9]{3}", str(driver)):
@@ -249,7 +247,7 @@ def _partitions(reading: Reading) -> None:
 
 def _slurm_options(reading: Reading) -> None:
     """Refuse options that no release of Slurm knows; slurmctld checks the file on the head before it is installed."""
-    known = yaml.safe_load((Path(__file__).parent / "slurm_options.yaml").read_text(encoding="utf-8"))
+    known = yaml_text.load((Path(__file__).parent / "slurm_options.yaml").read_text(encoding="utf-8"))
     for variable, names in known.items():
         allowed = {name.lower() for name in names}
         for node in _given(reading, variable):

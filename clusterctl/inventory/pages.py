@@ -5,12 +5,10 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from clusterctl.inventory import schema
 from clusterctl.inventory.model import Inventory
 from clusterctl.inventory.schema import Schema
-from clusterctl.util import paths
+from clusterctl.util import paths, yaml_text
 from clusterctl.util.errors import ClusterctlError
 
 
@@ -60,7 +58,7 @@ class Address:
 def load(role: Path) -> list[Page]:
     """Return a role's pages. Raises ClusterctlError for an invalid declaration, which is a bug in the role."""
     path = role / "meta/pages.yml"
-    declared = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else []
+    declared = yaml_text.load(path.read_text(encoding="utf-8")) if path.is_file() else []
     return [_page(role.name, item) for item in declared]
 
 

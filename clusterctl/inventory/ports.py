@@ -6,11 +6,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from clusterctl.inventory import schema
 from clusterctl.inventory.schema import Schema
-from clusterctl.util import paths
+from clusterctl.util import paths, yaml_text
 from clusterctl.util.errors import ClusterctlError
 
 AUDIENCES = ("cluster", "nodes", "heads", "monitoring", "admin", "listed", "local")
@@ -62,7 +60,7 @@ class Port:
 def load(role: Path) -> tuple[Port, ...]:
     """Return a role's ports. Raises ClusterctlError for an invalid declaration, which is a bug in the role."""
     path = role / "meta/ports.yml"
-    declared = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else []
+    declared = yaml_text.load(path.read_text(encoding="utf-8")) if path.is_file() else []
     return tuple(_port(role.name, item) for item in declared)
 
 

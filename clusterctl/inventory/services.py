@@ -6,11 +6,9 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from clusterctl.inventory import schema
 from clusterctl.inventory.model import Host
-from clusterctl.util import paths
+from clusterctl.util import paths, yaml_text
 from clusterctl.util.errors import ClusterctlError
 
 FAMILIES = ("Debian", "RedHat")
@@ -48,7 +46,7 @@ class Service:
 def load(role: Path) -> tuple[Service, ...]:
     """Return a role's services. Raises ClusterctlError for an invalid declaration, which is a bug in the role."""
     path = role / "meta/services.yml"
-    declared = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else []
+    declared = yaml_text.load(path.read_text(encoding="utf-8")) if path.is_file() else []
     return tuple(_service(role.name, item) for item in declared)
 
 

@@ -4,11 +4,9 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
-
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.inventory.schedulers import SLURM
-from clusterctl.util import paths
+from clusterctl.util import paths, yaml_text
 
 DAEMONS = ("controller", "worker")
 USER_ID = 64030
@@ -18,7 +16,7 @@ USER_ID = 64030
 def table() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
     """Return names by source, family and part."""
     text = (paths.content() / "roles/slurm_head/vars/main.yml").read_text(encoding="utf-8")
-    found: Mapping[str, Mapping[str, Mapping[str, Any]]] = yaml.safe_load(text)["__slurm_head_package_table"]
+    found: Mapping[str, Mapping[str, Mapping[str, Any]]] = yaml_text.load(text)["__slurm_head_package_table"]
     return found
 
 

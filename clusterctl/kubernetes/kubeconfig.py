@@ -14,6 +14,8 @@ from typing import Any
 
 import yaml
 
+from clusterctl.util import yaml_text
+
 _PEM = re.compile(rb"-----BEGIN [A-Z ]+-----\n[A-Za-z0-9+/=\n]+-----END [A-Z ]+-----\n?")
 _LABEL = re.compile("[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _SERVER = re.compile(r"https://\[?([A-Za-z0-9.:-]{1,253}?)\]?:(\d{1,5})")
@@ -78,7 +80,7 @@ def parse(text: str) -> Kubeconfig:
     if len(text) > _MAX:
         raise KubeconfigError("it is too large")
     try:
-        data = yaml.safe_load(text)
+        data = yaml_text.load(text)
     except (yaml.YAMLError, RecursionError):
         raise KubeconfigError("it is not YAML") from None
     cluster, user, context = (_only(data, key) for key in ("clusters", "users", "contexts"))

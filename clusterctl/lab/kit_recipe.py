@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 
 from clusterctl.lab.podman import LabError
+from clusterctl.util import yaml_text
 from clusterctl.util.errors import ClusterctlError
 
 RECIPES = Path(__file__).resolve().parent / "recipes"
@@ -214,10 +215,10 @@ def fill(value: Any, known: Mapping[str, str]) -> Any:
 
 def _read(directory: Path) -> Recipe:
     try:
-        raw = yaml.safe_load((directory / "recipe.yaml").read_text())
+        raw = yaml_text.load((directory / "recipe.yaml").read_text())
         like = directory.parent / raw.pop("like") if "like" in raw else None
         if like:
-            raw = {**yaml.safe_load((like / "recipe.yaml").read_text()), **raw}
+            raw = {**yaml_text.load((like / "recipe.yaml").read_text()), **raw}
         version = raw["version"]
         major, minor = [*re.split(r"[.+-]", version), ""][:2]
         known = {"{version}": version, "{major}": major, "{minor}": minor, "{architecture}": architecture()}

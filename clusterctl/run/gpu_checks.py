@@ -7,12 +7,10 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-import yaml
-
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.nodes import advisories
 from clusterctl.nodes.contact import Facts
-from clusterctl.util import paths
+from clusterctl.util import paths, yaml_text
 from clusterctl.util.errors import Finding
 from clusterctl.util.text import fold
 from clusterctl.workspace import hardware
@@ -74,8 +72,8 @@ def _driver_rule() -> tuple[Any, Mapping[str, Any], Mapping[str, Any]]:
     rule: Any = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(rule)
     role = content / "roles/nvidia_driver"
-    tables = yaml.safe_load((role / "vars/main.yml").read_text(encoding="utf-8"))
-    defaults = yaml.safe_load((role / "defaults/main.yml").read_text(encoding="utf-8"))
+    tables = yaml_text.load((role / "vars/main.yml").read_text(encoding="utf-8"))
+    defaults = yaml_text.load((role / "defaults/main.yml").read_text(encoding="utf-8"))
     return rule, {name: tables[f"__nvidia_driver_{name}"] for name in rule.TABLES}, defaults
 
 

@@ -167,8 +167,9 @@ class HeadLock:
         while not self._over.wait(HEARTBEAT):
             try:
                 if self._channel is None:
+                    self._was_taken_again = True
                     self.take()
-                    self.lost, self._was_taken_again = "", True
+                    self.lost = ""
                     if self._over.is_set():  # `release` ran before this lock was taken and could not release it
                         self._give_back()
                 else:

@@ -215,9 +215,12 @@ def _contents(directory: Path) -> dict[str, str]:
 
 
 def _written(directory: Path) -> list[tuple[str, int, int]]:
-    """Return path, inode and its time of each file of the cluster's directory. Raises OSError."""
-    found = [(path, path.stat()) for path in _below(directory, _IGNORED)]
-    return [(path.relative_to(directory).as_posix(), known.st_ino, known.st_ctime_ns) for path, known in found]
+    """Return path, inode and its time of each file, link and folder in the cluster's directory. Raises OSError.
+
+    Not of the directory itself: editors create files there.
+    """
+    found = [(path, of) for path in _entries(directory, _IGNORED) for of in (path.lstat(), path.stat())]
+    return [(path.relative_to(directory).as_posix(), of.st_ino, of.st_ctime_ns) for path, of in found]
 
 
 def _archives(inventory: Inventory) -> list[tuple[str | int, ...]]:
@@ -249,9 +252,15 @@ def _skeleton(tree: object, seen: Collection[str]) -> object:
 
 def _below(directory: Path, ignored: Collection[str]) -> Iterator[Path]:
     """Yield the files below a directory, in order, without those that are ignored and what is below."""
+    return (path for path in _entries(directory, ignored) if not path.is_dir())
+
+
+def _entries(directory: Path, ignored: Collection[str]) -> Iterator[Path]:
+    """Yield the files and folders below a directory, in order, without those that are ignored and what is below."""
     for path in sorted(directory.iterdir()):
         if path.name not in ignored:
-            yield from _below(path, ignored) if path.is_dir() else [path]
+            yield path
+            yield from _entries(path, ignored) if path.is_dir() else ()
 
 
 def forget_program() -> None:

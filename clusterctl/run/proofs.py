@@ -31,11 +31,20 @@ class Proof:
 
 def load(state: Path) -> dict[str, Proof]:
     """Return the proofs by host, none if the file is missing or damaged."""
+    return _read(state)[0]
+
+
+def are_tested(state: Path) -> bool:
+    """Return whether all nodes were tested since a playbook could last change one of Inventory.informed."""
+    return _read(state)[1]
+
+
+def _read(state: Path) -> tuple[dict[str, Proof], bool]:
     try:
         found = json.loads(files.read(state / _FILE, LIMIT, state))
-        return {str(name): _proof(**one) for name, one in found.items()}
+        return {str(name): _proof(**one) for name, one in found["hosts"].items()}, found["tested"] is True
     except (files.UnfitError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
-        return {}
+        return {}, False
 
 
 def _proof(inputs: dict[str, Any], state: dict[str, str], at: str, notes: list[str], pending: list[str]) -> Proof:
@@ -44,24 +53,26 @@ def _proof(inputs: dict[str, Any], state: dict[str, str], at: str, notes: list[s
     return Proof(of_host, dict(state), str(at), tuple(map(str, notes)), tuple(map(str, pending)))
 
 
-def save(state: Path, proofs: Mapping[str, Proof]) -> None:
-    """Store the proofs, in place of all others. Raises InputError."""
+def save(state: Path, proofs: Mapping[str, Proof], tested: bool = False) -> None:
+    """Store the proofs, in place of all others, and whether all nodes are tested. Raises InputError."""
+    content = {"tested": tested, "hosts": {name: asdict(proof) for name, proof in proofs.items()}}
     with files.writing(state):
-        data = json.dumps({name: asdict(proof) for name, proof in proofs.items()}, indent=1, sort_keys=True)
+        data = json.dumps(content, indent=1, sort_keys=True)
         files.write_atomically(state / _FILE, f"{data}\n".encode(), replace=True)
 
 
 def forget(site: Site) -> None:
-    """Delete the proofs of the site's hosts. Raises InputError if they cannot be deleted."""
-    known, hosts = load(site.state), {host.name for host in site.hosts}
+    """Delete the proofs of the site's hosts, which a playbook may change. Raises InputError if that is not possible."""
+    hosts, (known, tested) = {host.name for host in site.hosts}, _read(site.state)
     kept = {name: proof for name, proof in known.items() if name not in hosts}
+    still = tested and hosts.isdisjoint(site.inventory.informed)
     # A file that cannot be read is replaced, too: it may be readable later, and then be believed.
-    if kept != known or (not known and os.path.lexists(site.state / _FILE)):
-        save(site.state, kept)
+    if (kept, still) != (known, tested) or (not known and os.path.lexists(site.state / _FILE)):
+        save(site.state, kept, still)
 
 
-def add(site: Site, proofs: Mapping[str, Proof]) -> None:
+def add(site: Site, proofs: Mapping[str, Proof], tested: bool = False) -> None:
     """Store proofs beside those of other hosts. Errors of writing are ignored: the run itself was good."""
-    if proofs:
+    if proofs or tested:
         with suppress(InputError):
-            save(site.state, load(site.state) | dict(proofs))
+            save(site.state, load(site.state) | dict(proofs), tested or are_tested(site.state))

@@ -2,10 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 
-import yaml
-
 from clusterctl.inventory.model import Host, Inventory
-from clusterctl.util import paths
+from clusterctl.util import paths, yaml_text
 from clusterctl.util.errors import Finding
 from clusterctl.workspace.hardware import Hardware, of_system
 
@@ -15,7 +13,7 @@ def unpublished(inventory: Inventory, known: Mapping[str, Hardware]) -> Iterator
     declared = [
         entry
         for path in sorted(paths.content().glob("roles/*/meta/systems.yml"))
-        for entry in yaml.safe_load(path.read_text(encoding="utf-8"))
+        for entry in yaml_text.load(path.read_text(encoding="utf-8"))
     ]
     for entry in declared:
         for host in inventory.in_group(entry["group"]):

@@ -17,7 +17,7 @@ changed (role_variables.py), that recorded a file that was edited, or that chang
 Whatever is unknown runs. The proof of a host is deleted before Ansible contacts it, and stored after the run. Heads
 and monitoring are configured with what is known of all nodes, so they are left out only together with all others. If
 the run changes a head, or another kind of run did, the workers that were left out have no proof until they have been
-tested with it. A host has no proof either if another controller may have changed it during the run.
+tested with it. No host has a proof if another controller may have had the lock during the run.
 """
 
 import re
@@ -294,8 +294,6 @@ def prove(run: Run) -> None:
     # If files have changed meanwhile, it is not known what the run has read.
     if now is None or now != run.inputs or site.options.limit or site.options.check or not run.is_whole:
         return
-    if run.head_lock and not run.head_lock.is_unbroken:
-        return
     if OF_ALL in run.ledger.notes:
         return
     results = run.ledger.hosts
@@ -316,29 +314,30 @@ def prove(run: Run) -> None:
         answers = parallel.each(good, lambda host: contact.ask(host, site.access, options), site.options.forks)
         remote.forget_gateways()
         at, found = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", {}
+        hosts = {host.name: host for host in good}
         shared = {part for one in results.values() for part in _changeable(one) if part.startswith(_OF_ALL_HEADS)}
         for name, answer in answers.items():
             roles, before, after = changed_roles(results[name]) or set(), site.facts[name], answer.facts
             expected = _changeable(results[name]) | shared | {"records"}
-            if (
-                after
-                and is_as_recorded(after)
-                and _differing(before.state, after.state) <= expected
-                and _are_explained(_differing(before.records, after.records), roles, before)
-            ):
+            if after is None or not is_as_recorded(after) or not _differing(before.state, after.state) <= expected:
+                continue
+            pending = roles | _writers(_differing(before.records, after.records), before)
+            if pending <= _roles(hosts[name]):
                 of_host = tuple(note for note, names in notes.items() if name in names)
-                found[name] = Proof(now.hosts[name], after.state or {}, at, of_host, tuple(sorted(roles)))
+                found[name] = Proof(now.hosts[name], after.state or {}, at, of_host, tuple(sorted(pending)))
+        if run.head_lock and not run.head_lock.is_unbroken:
+            return
         proofs.add(site, found)
 
 
-def _are_explained(scopes: Collection[str], roles: Collection[str], before: "Facts") -> bool:
-    """Return whether the roles that changed a host, or what differed there before, explain that records changed.
+def _writers(scopes: Collection[str], before: "Facts") -> set[str]:
+    """Return the roles whose records changed, except those that recorded what had differed before the run.
 
-    Another controller may have configured the host meanwhile: its change would count as proven here.
+    A role can record the work of another one, or a newer version, and report no change. Another controller may also
+    have configured the host meanwhile. So these roles have to be played again.
     """
-    # Roles record a version that is newer, as of a security update, and report no change.
     drifted = {item.scope for item in before.drift.items} if before.drift else set()
-    return all(scope in drifted or pruning.ROLE_OF.get(scope, scope) in roles for scope in scopes)
+    return {pruning.ROLE_OF.get(scope, scope) for scope in scopes if scope not in drifted}
 
 
 def _are_separate(roles: Iterable[str] | None) -> bool:

@@ -8,11 +8,9 @@ import functools
 import re
 from collections.abc import Mapping
 
-import yaml
-
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.inventory.schedulers import SLURM
-from clusterctl.util import paths
+from clusterctl.util import paths, yaml_text
 from clusterctl.util.text import upstream
 from clusterctl.workspace import hardware
 from clusterctl.workspace.hardware import Hardware, of_system
@@ -23,7 +21,7 @@ PIN = "slurm_head_version"
 @functools.cache
 def _tables() -> Mapping[str, Mapping[str, str]]:
     text = (paths.content() / "roles/slurm_head/vars/main.yml").read_text(encoding="utf-8")
-    found: Mapping[str, Mapping[str, str]] = yaml.safe_load(text)
+    found: Mapping[str, Mapping[str, str]] = yaml_text.load(text)
     return found
 
 

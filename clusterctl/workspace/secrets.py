@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from clusterctl.util import files, paths
+from clusterctl.util import files, paths, yaml_text
 from clusterctl.util.errors import ClusterctlError, InputError, Problem
 from clusterctl.util.files import make_private_directory, write_atomically
 from clusterctl.util.redaction import Redactor
@@ -150,7 +150,7 @@ def values(directory: Path) -> dict[str, str]:
     label = _label(path)
     password = _password(label)
     try:
-        data = yaml.safe_load(_vault(label, password).decrypt(_sealed(path)))
+        data = yaml_text.load(_vault(label, password).decrypt(_sealed(path)))
     except Exception as error:  # Ansible raises many types; their messages may quote the content and must not be shown
         message = f"cannot be decrypted with the password in {_password_path(label)} ({type(error).__name__})"
         raise _refusal(path, message, _RESTORE) from None
@@ -212,7 +212,7 @@ def _declared(content: Path) -> dict[str, dict[str, Any]]:
     """Return each secret's declaration. Raises ClusterctlError if two roles differ or a secret is too short."""
     found: dict[str, dict[str, Any]] = {}
     for file in sorted(content.glob("roles/*/meta/secrets.yml")):
-        for name, spec in (yaml.safe_load(file.read_bytes()) or {}).items():
+        for name, spec in (yaml_text.load(file.read_bytes()) or {}).items():
             if found.setdefault(name, spec) != spec:
                 raise ClusterctlError(f"{file}: another role declares {name} differently")
             generated = spec.get("bytes", 0) >= MIN_BYTES and spec.get("encoding") in _ENCODINGS

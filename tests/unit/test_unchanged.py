@@ -548,7 +548,19 @@ def test_lasting__notes_of_modules__are_theirs() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", ["state", "none", "drift", "inputs", "restored", "limit", "check", "aborted", "failed contact"]
+    "change",
+    [
+        "state",
+        "none",
+        "drift",
+        "inputs",
+        "restored",
+        "created and deleted",
+        "limit",
+        "check",
+        "aborted",
+        "failed contact",
+    ],
 )
 def test_prove__of_what_is_not_known_for_sure__stores_nothing(
     answers: Answers, directory: Path, change: str, monkeypatch: pytest.MonkeyPatch
@@ -566,6 +578,9 @@ def test_prove__of_what_is_not_known_for_sure__stores_nothing(
             content = (directory / "company.pem").read_text()
             (directory / "company.pem").write_text("another")
             (directory / "company.pem").write_text(content)
+        case "created and deleted":
+            (directory / "host_vars/gpu02.yml").touch()
+            (directory / "host_vars/gpu02.yml").unlink()
         case "limit":
             answers.run.site = replace(answers.site, options=replace(answers.site.options, limit="gpu01"))
         case "aborted":
@@ -582,7 +597,7 @@ class Played:
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.site = a_site(directory)
-        proven(self.site, "gpu01", "gpu02", "head1")
+        proofs.save(self.site.state, proven(self.site, "gpu01", "gpu02", "head1"), tested=True)
         self.run = Run(unchanged.without(self.site, {"gpu02"}), Screen(io.StringIO()))
         self.run.unchanged = {"gpu02": proofs.load(self.site.state)["gpu02"]}
         self.results: dict[str, list[tuple[str, Status]]] = {"bootstrap": [], "verify": []}
@@ -639,13 +654,33 @@ def test_configure__head_has_changed__tests_the_nodes_left_out(played: Played, o
 
 
 @pytest.mark.proves("bootstrap", "If another verb changed the head, the next bootstrap tests all nodes.")
-def test_configure__head_has_no_proof__tests_the_nodes_left_out(played: Played) -> None:
-    """Such as `bootstrap --limit head1`: its test had no workers."""
+def test_configure__head_may_have_changed_since_the_last_test__tests_the_nodes_left_out(played: Played) -> None:
+    """Such as by `bootstrap --limit head1`: its test had no workers. Once is enough."""
     proofs.forget(replace(played.site, hosts=tuple(host for host in played.site.hosts if host.is_head)))
+    assert not proofs.are_tested(played.site.state)
     played.results["bootstrap"] = [("head1", "ok"), ("gpu01", "ok")]
     played.results["verify"] = [("head1", "ok"), ("gpu02", "ok")]
     assert played.left() == ["gpu02"]
     assert played.played == [("bootstrap", "head1,gpu01"), ("verify", "head1,gpu01,gpu02")]
+    assert proofs.are_tested(played.site.state)
+    assert played.left() == ["gpu02"]
+    assert played.played[2:] == [("bootstrap", "head1,gpu01")]
+
+
+@pytest.mark.parametrize(
+    ("option", "hosts", "tested"),
+    [("", ALL_HOSTS, True), ("gpu01", ("gpu01",), True), ("head1", ("head1",), False), ("aborted", ALL_HOSTS, False)],
+)
+def test_configure__of_all_nodes__has_tested_them(
+    played: Played, option: str, hosts: tuple[str, ...], tested: bool
+) -> None:
+    site = replace(played.site, hosts=tuple(host for host in played.site.hosts if host.name in hosts))
+    limit = option if option in ALL_HOSTS else None
+    played.run.site, played.run.unchanged = replace(site, options=replace(site.options, limit=limit)), {}
+    played.run.is_whole = option != "aborted"
+    played.results["bootstrap"] = [(name, "changed") for name in hosts]
+    played.left()
+    assert proofs.are_tested(played.site.state) is tested
 
 
 def test_configure__head_has_a_new_copy_of_the_directory__tests_no_other(played: Played) -> None:
@@ -713,7 +748,7 @@ def test_forget__a_file_that_cannot_be_read__replaces_it(directory: Path) -> Non
     site = a_site(directory)
     (site.state / "unchanged.json").write_text("[" * 100_000)
     proofs.forget(site)
-    assert json.loads((site.state / "unchanged.json").read_text()) == {}
+    assert json.loads((site.state / "unchanged.json").read_text()) == {"hosts": {}, "tested": False}
 
 
 OF_KUBERNETES: Mapping[str, tuple[str, set[str] | None, set[str]]] = {
@@ -741,7 +776,7 @@ def test_decide__of_a_cluster_of_kubernetes__plays_the_roles_that_a_change_conce
     assert (decision.roles, {*decision.left_out}) == (None if roles is None else frozenset(roles), hosts)
 
 
-def ill() -> str:
+def unhealthy() -> str:
     """Return what does not work by the state of this machine; empty if it has one."""
     try:
         state.state([], None, state.records())
@@ -771,8 +806,8 @@ def test_state__of_gpus__is_unknown_if_a_finding_drains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, findings: list[dict[str, bool]], fit: bool
 ) -> None:
     (tmp_path / "answer").write_text(json.dumps({"findings": findings}))
-    monkeypatch.setattr(state, "_TESTS", (("it is ill", "/", f"cat {tmp_path}/answer | {state._FIT}"),))
-    assert ill() == ("" if fit else "it is ill")
+    monkeypatch.setattr(state, "_TESTS", (("it is unhealthy", "/", f"cat {tmp_path}/answer | {state._FIT}"),))
+    assert unhealthy() == ("" if fit else "it is unhealthy")
 
 
 PACKAGES = next(command for part, _, _, command in state._OUTPUTS if part == "packages")
@@ -821,7 +856,7 @@ def test_output__of_a_database_of_a_head__is_in_the_digest(tmp_path: Path, monke
     for command in ("echo ada", "echo grace", "echo ada; false"):
         outputs = (("database", "its database does not answer", str(tmp_path / "configuration"), command),)
         monkeypatch.setattr(state, "_OUTPUTS", outputs)
-        found.add(ill() or state.state([], None, state.records())["database"])
+        found.add(unhealthy() or state.state([], None, state.records())["database"])
     assert len(found) == 3
     assert "its database does not answer" in found
     monkeypatch.setattr(state, "_OUTPUTS", (("database", "", str(tmp_path / "none"), "false"),))
@@ -844,8 +879,8 @@ def test_state__of_settings_and_outputs__is_unknown_if_they_are_not_fit(
     """A GPU that differs from its settings, and an output that is too large to be read."""
     monkeypatch.setattr(state, "_LARGEST", 1000)
     monkeypatch.setattr(state, "_OUTPUTS", ())
-    monkeypatch.setattr(state, "_TESTS", (("it is ill", "/", command),))
-    assert ill() == ("" if fit else "it is ill")
+    monkeypatch.setattr(state, "_TESTS", (("it is unhealthy", "/", command),))
+    assert unhealthy() == ("" if fit else "it is unhealthy")
 
 
 @pytest.mark.parametrize(
@@ -915,6 +950,8 @@ PARTS = {
     "_CONTENTS": "machine",
     "_PASSWORDS": "accounts",
     "_RECORDS": "records",
+    "_BUILT": "kernel",
+    "_DRIVER": "devices",
     "_STATUS": "machine",
 }
 """By name of the paths: the part of the state that has them."""
@@ -1148,7 +1185,7 @@ def test_load__of_proofs_with_other_types__is_none(directory: Path) -> None:
     path = site.state / "unchanged.json"
     for field in ("inputs", "state", "notes"):
         damaged = json.loads(path.read_text())
-        damaged["gpu01"][field] = {"variables": [1], "rest": "", "copy": ""} if field == "inputs" else 1
+        damaged["hosts"]["gpu01"][field] = {"variables": [1], "rest": "", "copy": ""} if field == "inputs" else 1
         (site.state / "unchanged.json").write_text(json.dumps(damaged))
         assert proofs.load(site.state) == {}, field
         proven(site)
@@ -1171,11 +1208,12 @@ def test_notes__of_role_verify__are_not_repeated_if_it_is_played(directory: Path
         ([("base", "file")], {"accounts"}, set(), None),
         ([("users", "task")], {"machine"}, set(), None),
         ([("users", "task")], {"packages"}, set(), None),
-        ([("users", "task")], set(), {"docker"}, None),
-        ([("users", "task")], set(), {"users", "docker"}, None),
+        ([("users", "task")], set(), {"podman"}, None),  # which these hosts do not have
+        ([("packages", "package")], {"packages"}, {"base", "packages", "sources"}, ("base", "packages")),
+        ([("users", "task")], set(), {"users", "slurm_worker"}, ("slurm_worker", "users")),
         ([("base", "package")], {"packages"}, {"base"}, ("base",)),
         ([("slurm_head", "file")], set(), {"slurm_head"}, None),
-        ([], set(), {"base"}, None),
+        ([], set(), {"base"}, ("base",)),
     ],
 )
 def test_prove__of_a_changed_node__stores_the_roles_if_they_explain_the_change(
@@ -1219,7 +1257,6 @@ MOVED = Drift(None, (Item("base", "package", "chrony", "version 2, was 1", "1", 
     [
         (MOVED, "records", "base", {"gpu01", "gpu02"}),
         (MOVED, "records", "docker", {"gpu02"}),
-        (CLEAN, "records", "base", {"gpu02"}),
         (MOVED, "machine", "base", {"gpu02"}),
     ],
 )

@@ -19,7 +19,6 @@ _PASSWORDS = "/etc/shadow"  # mode, size and time of change
 _CONTENTS = (
     "/etc/dnf/dnf.conf",
     "/etc/os-release",
-    "/proc/driver/nvidia/version",
     "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
     "/proc/sys/kernel/unprivileged_userns_clone",
     "/proc/sys/user/max_user_namespaces",
@@ -29,25 +28,28 @@ _CONTENTS = (
     "/var/lib/clusterctl/kubernetes-images.json",
     "/var/lib/clusterctl/kubernetes-worker.version",
 )
+_DRIVER = "/proc/driver/nvidia/version"
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _RECORDS = "/var/lib/clusterctl/state/*.json"
 # Of these files only the enabled repositories of CodeReady Builder, which role base enables. RHEL's cloud images have
 # them in other files than redhat.repo.
 _REPOSITORIES = "/etc/yum.repos.d/*.repo"
-# Of these files only mode, size and time of change: what kubeadm keeps, modules that were built for the kernel, what
-# dkms knows of them, what NVIDIA's own installer leaves, programs that are no packages, and plugins that were built for
-# Slurm.
+# Of these files only mode, size and time of change: what kubeadm keeps, what NVIDIA's own installer leaves, programs
+# that are no packages, and plugins that were built for Slurm; modules that were built for the kernel, and what dkms
+# knows of them.
 _STATUS = (
     "/etc/kubernetes/*.conf",
     "/etc/kubernetes/clusterctl/**/*",
     "/etc/kubernetes/pki/**",
-    "/lib/modules/*/extra/**/*.ko*",
-    "/lib/modules/*/updates/**/*.ko*",
-    "/lib/modules/*/weak-updates/**/*.ko*",
     "/usr/bin/nvidia-uninstall",
     "/usr/local/lib/alertmanager/*/bin/*",
     "/usr/local/lib/prometheus/*/bin/*",
     "/usr/local/lib/slurm/*",
+)
+_BUILT = (
+    "/lib/modules/*/extra/**/*.ko*",
+    "/lib/modules/*/updates/**/*.ko*",
+    "/lib/modules/*/weak-updates/**/*.ko*",
     "/var/lib/dkms/gdrdrv/kernel-*",
     "/var/lib/dkms/nvidia*/kernel-*",
 )
@@ -155,8 +157,8 @@ def state(found: List[Facts], driver: Optional[str], recorded: Dict[str, str]) -
         parts = {
             "accounts": [[_content(path) for path in _ACCOUNTS], _status(_PASSWORDS)],
             "boot": _content(_BOOT),
-            "devices": [_pci_devices(), driver, gpus, instances],
-            "kernel": [os.uname().release, sorted(glob.glob(_KERNELS)), modules],
+            "devices": [_pci_devices(), driver, _content(_DRIVER), gpus, instances],
+            "kernel": [os.uname().release, sorted(glob.glob(_KERNELS)), modules, _statuses(_BUILT)],
             "login": os.environ.get("SUDO_USER"),  # roles keep the access of this user
             "machine": machine,
             "records": recorded,
