@@ -72,7 +72,10 @@ def forget(site: Site) -> None:
 
 
 def add(site: Site, proofs: Mapping[str, Proof], tested: bool = False) -> None:
-    """Store proofs beside those of other hosts. Errors of writing are ignored: the run itself was good."""
+    """Store proofs beside those of other hosts, and whether all nodes are tested.
+
+    Errors of writing are ignored: the run itself was good.
+    """
     if proofs or tested:
         with suppress(InputError):
-            save(site.state, load(site.state) | dict(proofs), tested or are_tested(site.state))
+            save(site.state, load(site.state) | dict(proofs), tested)

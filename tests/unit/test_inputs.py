@@ -309,6 +309,19 @@ def test_of__a_file_that_is_renamed_or_removed__differs(directory: Path) -> None
     assert different(first, second) == different(second, read(directory)) == ALL
 
 
+def test_written__of_a_link_that_led_elsewhere_meanwhile__differs(directory: Path) -> None:
+    """And what it leads to is as before."""
+    link = directory / "certificates"
+    link.symlink_to(directory / "host_vars")
+    before = inputs._written(directory)
+    link.unlink()
+    link.symlink_to(directory / "group_vars")
+    link.unlink()
+    assert inputs._written(directory) != before
+    link.symlink_to(directory / "host_vars")
+    assert inputs._written(directory) != before
+
+
 @pytest.mark.parametrize("name", ["group_vars/all.yml", "host_vars/gpu01.yml"])
 def test_of__a_template__is_no_inventory(directory: Path, name: str) -> None:
     """Else a value could come from anywhere."""

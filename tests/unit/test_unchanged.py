@@ -1268,6 +1268,7 @@ def test_prove__of_a_package_that_was_updated__knows_why_the_record_differs(
     of_gpu01 = answered(STATE | {after: "b" * 64}, RECORDS | {scope: "b" * 64})
     monkeypatch.setattr(answers, "of", lambda name: of_gpu01 if name == "gpu01" else answered())
     assert {*answers.proven()} - {"head1"} == names
+    assert all(proof.pending == () for proof in proofs.load(answers.site.state).values())
 
 
 def test_configure__with_few_roles__plays_these_alone_and_tests_all(
