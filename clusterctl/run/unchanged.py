@@ -72,7 +72,7 @@ COPY = "/var/lib/clusterctl/recovery.tar"
 READ = "a host, group, hardware record, address, secret, image archive or file that its roles read changed"
 PROGRAM = "clusterctl, Ansible or Python changed on this machine"
 UNREAD = "the cluster's directory cannot be compared: it is unreadable, too large, or was edited during this run"
-UNPROVEN = "no bootstrap from this machine has found it unchanged yet"
+UNPROVEN = "no bootstrap from this machine has found it unchanged since the last run there"
 
 _CHANGED = {
     "accounting": "its accounts in Slurm changed",
