@@ -43,7 +43,7 @@ class Configure(Play):
         changed = [name for name in informed if _concerns_others(run.ledger.hosts[name])]
         if run.unchanged and (changed or not tested):
             names = fold(changed or informed)
-            run.screen.say(f"{names} changed since all nodes were tested, so those left out are tested, too:")
+            run.screen.say(f"{names} may have changed since all nodes were tested, so those left out are tested:")
             problem = play(run, replace(whole, playbook="verify"))
         if unchanged.OF_ALL not in run.ledger.notes and (problem is None or isinstance(problem, WorkersFailed)):
             good = {name: run.unchanged[name] for name in run.unchanged.keys() - run.ledger.lost()}

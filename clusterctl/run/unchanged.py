@@ -284,8 +284,8 @@ def prove(run: Run) -> None:
     """Store a proof for each host that this run left healthy, and that only SEPARATE roles or none have changed.
 
     None is stored after --limit, in check mode, if a playbook did not run to its end, if the inputs changed meanwhile,
-    or with the note OF_ALL; for a host none if its state changed in a part that no role reported, or with a note that
-    is not LASTING.
+    if the lock on the head may have been lost, or with the note OF_ALL; for a host none if its state changed in a part
+    that no role reported, or with a note that is not LASTING.
     """
     from clusterctl.nodes import contact, parallel, remote
 

@@ -254,10 +254,8 @@ class Noted(dict[str, str]):
 def test_secrets__that_a_role_reads__are_found_in_its_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler: str
 ) -> None:
-    cluster, known = (
-        a_cluster(tmp_path, SYSTEM, scheduler),
-        declared_secrets() & role_variables.words_of_single_roles(CONTENT),
-    )
+    cluster = a_cluster(tmp_path, SYSTEM, scheduler)
+    known = declared_secrets() & role_variables.words_of_single_roles(CONTENT)
     load, read = cluster.loader.load_from_file, set[str]()
     secrets = Noted(dict.fromkeys(declared_secrets(), SECRET))
     monkeypatch.setattr(
