@@ -7,7 +7,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +128,17 @@ def _signal(process: "subprocess.Popen[Any]", number: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def signal_tree(process: "subprocess.Popen[Any]", number: signal.Signals) -> None:
+    """Send a signal to a process and all below it, as if it were sent to their whole machine."""
+    parents = [tuple(map(int, line.split())) for line in output_of(["ps", "-eo", "pid=,ppid="], 60).splitlines()]
+    tree = [process.pid]
+    for pid in tree:
+        tree += [child for child, parent in parents if parent == pid]
+    for pid in tree:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _read(process: "subprocess.Popen[Any]") -> tuple[Any, Any]:

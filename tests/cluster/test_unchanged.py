@@ -1,16 +1,21 @@
 """A bootstrap leaves out the nodes where nothing has changed, and never one where something has."""
 
 import re
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from clusterctl.run import proofs
+from clusterctl.util.errors import Locked
+from clusterctl.workspace.home import STATE
 from tests.cluster.lab import TestLab, clusterctl, fresh_as
 from tests.cluster.leaving_out import decided
 from tests.cluster.members import Growing
-from tests.faults.injury import wait_until
-from tests.programs import described, output_of, start_for_test
+from tests.faults.injury import begin, cloned, ended, wait_until
+from tests.programs import described, output_of, signal_tree, start_for_test
 
 
 @pytest.fixture(scope="module")
@@ -296,6 +301,29 @@ def test_bootstrap__after_a_killed_run__plays_what_it_began(lab: TestLab) -> Non
     done = lab.run("bootstrap")
     assert left_out(done) == []
     assert "Berlin" in lab.root("gpu01", "readlink /etc/localtime")
+    lab.unchanged()
+
+
+@pytest.mark.proves("bootstrap", "A run that is paused while another controller runs stores no proof.")
+def test_bootstrap__paused_while_another_controller_runs__stores_no_proof(lab: TestLab, tmp_path: Path) -> None:
+    """A laptop is closed meanwhile: the head releases the lock, and a clone of the directory changes all nodes."""
+    other = cloned(lab, tmp_path / "clone")
+    (other.parent / "group_vars").mkdir()
+    (other.parent / "group_vars/all.yml").write_text("cluster_timezone: Asia/Tokyo\n")
+    wait_until(lambda: decided(lab) == ALL)
+    lab.root("gpu01", f"echo '# mine' >> {CHRONY}")
+    paused = begin(lab)
+    signal_tree(paused, signal.SIGSTOP)
+    try:
+        wait_until(lambda: clusterctl("bootstrap", str(other)).returncode != Locked.exit_code)
+    finally:
+        signal_tree(paused, signal.SIGCONT)
+    assert "Tokyo" in lab.root("gpu02", "readlink /etc/localtime")
+    ended(paused, 0)
+    assert "gpu01" not in proofs.load(lab.inventory.parent / STATE)
+    assert left_out(lab.run("bootstrap")) == []
+    for node in lab.nodes:
+        assert "Tokyo" not in lab.root(node, "readlink /etc/localtime")
     lab.unchanged()
 
 

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -191,15 +190,3 @@ class Site:
             yield found
         finally:
             found.update(json.loads(process.communicate("", timeout=SEARCH_LIMIT)[0]))
-
-
-def kill_tree(process: "subprocess.Popen[bytes]") -> None:
-    """Kill a process and all below it at once, as a machine does that goes down."""
-    table = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True, timeout=60).stdout
-    parents = [tuple(map(int, line.split())) for line in table.splitlines()]
-    doomed = [process.pid]
-    for pid in doomed:
-        doomed += [child for child, parent in parents if parent == pid]
-    for pid in doomed:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 import subprocess
 import threading
 import time
@@ -189,6 +190,15 @@ def begin(lab: TestLab, verb: str = "bootstrap", *options: str) -> "subprocess.P
     wait_until(lambda: set(runs.glob("*/events.jsonl")) - before or process.poll() is not None)
     assert process.poll() is None, tail(process.communicate(timeout=GUARD)[0])
     return process
+
+
+def cloned(lab: TestLab, directory: Path) -> Path:
+    """Make the directory a clone of the cluster's, as another administrator has it; return its inventory."""
+    directory.mkdir()
+    for path in (lab.inventory, *(lab.inventory.parent / name for name in ("known_hosts", "secrets.yml"))):
+        shutil.copy(path, directory)
+    shutil.copytree(lab.inventory.parent / "hardware", directory / "hardware")
+    return directory / lab.inventory.name
 
 
 def latest_run(lab: TestLab) -> Path:

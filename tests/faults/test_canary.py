@@ -28,9 +28,9 @@ from clusterctl.workspace import secrets
 from tests.cluster import logs
 from tests.cluster.lab import fresh, podman
 from tests.faults.canary import FORMS
-from tests.faults.canary_site import RUN_LIMIT, Run, Site, kill_tree
+from tests.faults.canary_site import RUN_LIMIT, Run, Site
 from tests.faults.injury import container, silent, wait_until
-from tests.programs import conversation
+from tests.programs import conversation, signal_tree
 
 # Where secrets belong: on each node, the file with its owner, group and mode. There is no other place.
 INDICES = "/var/lib/opensearch/nodes/0/indices"
@@ -176,7 +176,7 @@ def test_a_first_run_that_is_killed(site: Site, sealed: bytes) -> None:
 
     def kill(process: "subprocess.Popen[bytes]") -> None:
         wait(process)
-        kill_tree(process)
+        signal_tree(process, signal.SIGKILL)
 
     run = site.run("bootstrap", meanwhile=kill, umask=0)
     site.lab.root("gpu01", "hostname gpu01")
@@ -387,7 +387,7 @@ def test_every_verb_that_is_ended(site: Site, verb: str, how: str) -> None:
     def end(process: "subprocess.Popen[bytes]") -> None:
         wait(process) if wait else at_work(process)
         if how == "SIGKILL of all":
-            kill_tree(process)
+            signal_tree(process, signal.SIGKILL)
         else:
             process.send_signal(signal.Signals[how])
 

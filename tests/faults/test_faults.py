@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from tests.faults.injury import (
     GUARD,
     begin,
     change_zone,
+    cloned,
     container,
     converges,
     cut_off,
@@ -134,16 +134,11 @@ def assert_shown_as_under_way(lab: TestLab) -> None:
 @pytest.mark.proves("faults", "During a run other runs and machines are refused with exit 6.")
 @pytest.mark.proves("faults", "After a kill the same command continues; other machines stay refused.")
 def test_a_killed_run_is_taken_over_and_other_machines_are_kept_out(lab: TestLab, tmp_path: Path) -> None:
-    """The second machine is a clone of the cluster's directory, as another administrator has it."""
-    other = tmp_path / "clone"
-    other.mkdir()
-    for name in ("inventory.yaml", "hardware", "known_hosts", "secrets.yml"):
-        (shutil.copytree if (lab.inventory.parent / name).is_dir() else shutil.copy)(
-            lab.inventory.parent / name, other / name
-        )
+    """The second machine is a clone of the cluster's directory."""
+    other = cloned(lab, tmp_path / "clone")
     change_zone(lab)
     run = begin(lab)
-    for inventory in (lab.inventory, other / "inventory.yaml"):
+    for inventory in (lab.inventory, other):
         said = fails(lab, 6, inventory=inventory)
         assert f"process {run.pid}" in said
         assert "since 20" in said
@@ -152,9 +147,9 @@ def test_a_killed_run_is_taken_over_and_other_machines_are_kept_out(lab: TestLab
     assert run.poll() is None, "all of that was while it ran"
     os.killpg(run.pid, signal.SIGKILL)
     run.communicate(timeout=GUARD)
-    assert f"process {run.pid}" in fails(lab, 6, inventory=other / "inventory.yaml")
+    assert f"process {run.pid}" in fails(lab, 6, inventory=other)
     converges(lab)
-    fails(lab, 0, verb="verify", inventory=other / "inventory.yaml")
+    fails(lab, 0, verb="verify", inventory=other)
 
 
 @pytest.mark.proves("jobs", "An option that Slurm does not know never reaches slurm.conf.")
@@ -219,10 +214,7 @@ COPY = "/var/lib/clusterctl/recovery.tar"
 def test_another_head_in_the_directory__is_given_nothing(lab: TestLab, tmp_path: Path) -> None:
     """A commit of someone who writes the directory: gpu02's address and record are head1's; its key is on record."""
     clone = tmp_path / lab.inventory.parent.name
-    clone.mkdir()
-    for name in ("inventory.yaml", "known_hosts", "secrets.yml"):
-        shutil.copy(lab.inventory.parent / name, clone)
-    shutil.copytree(lab.inventory.parent / "hardware", clone / "hardware")
+    cloned(lab, clone)
     text = (clone / "inventory.yaml").read_text()
     head, gpu02 = (re.findall(rf"{name}: {{ansible_host: (\S+)}}", text)[0] for name in ("head1", "gpu02"))
     text = text.replace(f"head1: {{ansible_host: {head}}}", f"head1: {{ansible_host: {gpu02}}}")

@@ -13,7 +13,6 @@ import pytest
 
 from tests import programs
 from tests.cluster.lab import TestLab, fresh, podman
-from tests.faults.canary_site import kill_tree
 from tests.faults.injury import GUARD, container, wait_until
 from tests.manifests import comparable, differences
 
@@ -44,7 +43,7 @@ def kill_after(lab: TestLab, seconds: float, all_of_it: bool) -> float | None:
         said, _ = run.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         if all_of_it:
-            kill_tree(run)
+            programs.signal_tree(run, signal.SIGKILL)
         else:
             os.killpg(run.pid, signal.SIGKILL)
         run.wait(GUARD)
