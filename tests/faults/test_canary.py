@@ -350,7 +350,7 @@ class TestEveryVerb:
         nothing_shows(site, run)
         private(site)
         if verb in ("add-node", "remove-node"):
-            kept = {"/etc/munge/munge.key": ["munge", "munge", "0400"]} if verb == "add-node" else {}
+            kept = HOME_OF_SECRETS["gpu01"] if verb == "add-node" else {}
             assert {path: found[:3] for path, found in site.there("gpu02")["files"].items()} == kept
 
     @pytest.mark.proves("secrets", "No verb that fails leaves a secret outside its file.")
