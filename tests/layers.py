@@ -46,6 +46,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/cluster/test_runtimes.py",
         "tests/cluster/test_usage.py",
     ),
+    # Slurm's accounts, shares and limits.
+    "slurm": ("tests/cluster/test_slurm_policy.py",),
     # What is seen of a cluster, and what follows: alerts, receivers, drains, pages, dashboards, logs.
     "monitoring": (
         "tests/cluster/test_alert_limit.py",
@@ -130,6 +132,8 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"tests/dashboards/", ("monitoring",)),
     (r"roles/(apptainer|docker|enroot|podman|pyxis)/", ("gpu", "roles")),
     (r"roles/(containerd|containers|dcgm_exporter|gpu_health|nvidia_\w+)/", ("gpu", "kubernetes", "roles")),
+    (r"plugins/.*/(slurm_accounts|slurm_limits|users)\.py$", ("roles", "slurm")),
+    (r"clusterctl/inventory/slurm_(limits|policy)\.py$", ("slurm",)),
     (r"roles/package_cache/", ("day2", "roles")),
     (r"roles/(gpu_config|slurm_logins)/", ("gpu", "roles")),
     (r"roles/(backup|os_upgrade|reboot|removal|restore)/", ("day2", "kubernetes", "roles")),

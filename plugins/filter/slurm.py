@@ -12,7 +12,7 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from clusterctl.inventory import slurm_defaults
+from clusterctl.inventory import slurm_defaults, slurm_limits
 from clusterctl.inventory.slurm_defaults import Record, memory_per_cpu, real_memory, units
 
 
@@ -203,6 +203,31 @@ def mysql_native_password(password: str) -> str:
     return "*" + hashlib.sha1(inner, usedforsecurity=False).hexdigest().upper()
 
 
+def options_of_qos(qos: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the options that any of these QOS has, with a value."""
+    return sorted({key.partition(":")[0] for options in _options(qos, of_qos=True) for key in options})
+
+
+def limit_problems(
+    accounts: Sequence[Mapping[str, Any]], qos: Sequence[Mapping[str, Any]], types: Sequence[str]
+) -> list[str]:
+    """Return messages about limits of GPUs that no worker has: Slurm does not count them, and sacctmgr refuses them."""
+    given = [*_options(accounts), *_options(qos, of_qos=True)]
+    limited = {key.partition(":")[2] for options in given for key in options if ":gres/gpu" in key}
+    known = {"gres/gpu", *(f"gres/gpu:{kind.lower()}" for kind in types)} if types else set()
+    there = f"the workers have {', '.join(types)}" if types else "no worker has a GPU"
+    return [f"a limit is for {name}, but {there}" for name in sorted(limited - known)]
+
+
+def _options(entries: Sequence[Mapping[str, Any]], of_qos: bool = False) -> list[dict[str, str]]:
+    limits = slurm_limits.limits()
+    kinds = limits.OF_QOS if of_qos else limits.OF_ASSOCIATION
+    try:
+        return [limits.flatten(kinds, one.get("options", {})) for one in entries]
+    except limits.OptionError as error:
+        raise AnsibleFilterError(str(error)) from None
+
+
 class FilterModule:
     """Ansible's entry point."""
 
@@ -214,8 +239,10 @@ class FilterModule:
             "slurm_gres": gres,
             "slurm_gpus": units,
             "slurm_hostlist": hostlist,
+            "slurm_limit_problems": limit_problems,
             "slurm_memory_per_cpu": memory_per_cpu,
             "slurm_node": node,
+            "slurm_options_of_qos": options_of_qos,
             "slurm_override": override,
             "slurm_partition": partition,
             "slurm_release": release,

@@ -8,6 +8,8 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
+from clusterctl.inventory import slurm_limits
+
 Account = Mapping[str, Any]
 
 
@@ -33,6 +35,7 @@ def complete(accounts: Sequence[Account], homes: str, shell: str, group: str) ->
             "home": account.get("home", f"{homes}/{account['name']}"),
             "slurm_account": account.get("slurm_account"),
             "slurm_admin_level": account.get("slurm_admin_level", "None"),
+            "slurm_options": account.get("slurm_options", {}),
             "state": account.get("state", "present"),
         }
         for account in accounts
@@ -63,8 +66,10 @@ def key_files(accounts: Sequence[Account], directory: str) -> list[dict[str, Any
     return files
 
 
-def in_slurm(accounts: Sequence[Account], default: str) -> dict[str, list[dict[str, Any]]]:
-    """Return Slurm's accounts and users for these accounts.
+def in_slurm(
+    accounts: Sequence[Account], default: str, declared: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, list[dict[str, Any]]]:
+    """Return Slurm's users for these accounts, and Slurm's accounts: the declared ones, parents first, and others.
 
     A removed user has no account: this deletes the user with all associations, including old ones.
     """
@@ -73,11 +78,13 @@ def in_slurm(accounts: Sequence[Account], default: str) -> dict[str, list[dict[s
             "name": account["name"],
             "accounts": [] if account.get("state") == "absent" else [account.get("slurm_account") or default],
             "admin_level": account.get("slurm_admin_level", "None"),
+            "options": account.get("slurm_options", {}),
         }
         for account in accounts
     ]
-    names = sorted({name for user in users for name in user["accounts"]})
-    return {"accounts": [{"name": name} for name in names], "users": users}
+    known = {str(one["name"]).lower() for one in declared}
+    others = sorted({name for user in users for name in user["accounts"] if name.lower() not in known})
+    return {"accounts": [*slurm_limits.parents_first(declared), *({"name": name} for name in others)], "users": users}
 
 
 class FilterModule:

@@ -58,13 +58,25 @@ def test_keys_are_whole_lines_and_leave_with_their_user() -> None:
 
 
 def test_everybody_has_an_account_in_slurm() -> None:
-    assert USERS.in_slurm([*ada(admin=True, slurm_admin_level="Operator"), {"name": "verify"}], "cluster") == {
+    people = [*ada(admin=True, slurm_admin_level="Operator", slurm_options={"MaxJobs": 3}), {"name": "verify"}]
+    assert USERS.in_slurm(people, "cluster") == {
         "accounts": [{"name": "cluster"}],
         "users": [
-            {"name": "ada", "accounts": ["cluster"], "admin_level": "Operator"},
-            {"name": "verify", "accounts": ["cluster"], "admin_level": "None"},
+            {"name": "ada", "accounts": ["cluster"], "admin_level": "Operator", "options": {"MaxJobs": 3}},
+            {"name": "verify", "accounts": ["cluster"], "admin_level": "None", "options": {}},
         ],
     }
+
+
+def test_in_slurm__accounts_of_the_inventory__follow_their_parents() -> None:
+    declared = [
+        {"name": "Vision", "parent": "science"},
+        {"name": "science"},
+        {"name": "root", "options": {"MaxJobs": 9}},
+    ]
+    people = ada(slurm_account="vision") + ada(name="bob", slurm_account="art")
+    names = [one["name"] for one in USERS.in_slurm(people, "cluster", declared)["accounts"]]
+    assert names == ["root", "science", "Vision", "art"]
 
 
 def test_a_setting_that_is_taken_back_takes_its_files_with_it() -> None:

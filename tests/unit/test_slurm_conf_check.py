@@ -22,6 +22,7 @@ CONFIGURATION = "AuthType=auth/munge\nMpiDefault=pmix\nTaskPlugin=task/affinity,
 def check(root: Path, library: str, configuration: str) -> str:
     """Run the check up to where slurmctld would start, on a machine with this library; return its complaint."""
     tools = {"scontrol": "", "ldd": f"echo ' libslurmfull => {root / library} (0x1)'", "unshare": ""}
+    tools["sacctmgr"] = "printf 'normal\\nurgent\\n'"
     for name, script in tools.items():
         (root / "bin").mkdir(exist_ok=True)
         (root / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
@@ -67,6 +68,14 @@ def test_job_container__from_25_11_on__is_a_namespace(tmp_path: Path) -> None:
     assert "job_container/tmpfs: there is no job_container_tmpfs.so in" in check(tmp_path, library, configuration)
     install(tmp_path / folder, "namespace_tmpfs")
     assert check(tmp_path, library, configuration) == ""
+
+
+@pytest.mark.proves("bootstrap", "A partition whose QOS accounting does not have is refused: slurmctld would end.")
+def test_partition__with_a_qos__is_refused_without_it_in_accounting(tmp_path: Path) -> None:
+    line = "PartitionName=main Nodes=ALL Default=YES QOS={} MaxTime=60 State=UP\nPartitionName=b Nodes=ALL\n"
+    assert check(tmp_path, "opt/slurm/lib/libslurmfull.so", line.format("Urgent")) == ""
+    said = check(tmp_path, "opt/slurm/lib/libslurmfull.so", line.format("urge"))
+    assert said.startswith("accounting has no QOS urge yet")
 
 
 def test_plugins__in_no_folder_that_is_known__are_left_to_slurmctld(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ REVIEWED: Mapping[str, set[str]] = {
     "users": {
         "command: Find what the mount would hide",
         "node_users: Configure groups and users",  # in the digest
-        "slurm_accounts: Add accounts and users to Slurm",  # in the digest of a head
+        "slurm_accounts: Add QOS, accounts, users and their limits to Slurm",  # in the digest of a head
         "slurm_accounts: Remove departed users from Slurm",
     },
     "verify": {

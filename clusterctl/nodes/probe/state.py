@@ -78,7 +78,16 @@ _OUTPUTS = (
         "/etc/slurm/slurmdbd.conf",
         "sacctmgr='sacctmgr --immediate --noheader --parsable2 show'; $sacctmgr cluster format=cluster"
         " && $sacctmgr account format=account,description && $sacctmgr user format=user,defaultaccount,adminlevel"
-        " && $sacctmgr qos format=name,flags && $sacctmgr assoc format=cluster,account,user,parentname",
+        # All options that module slurm_accounts sets (module_utils/slurm_limits.py), without those that are inherited.
+        " && $sacctmgr qos format=name,Flags,GraceTime,GrpJobs,GrpJobsAccrue,GrpSubmitJobs,GrpTRES,"
+        "GrpTRESMins,GrpTRESRunMins,GrpWall,LimitFactor,MaxJobsAccruePerAccount,MaxJobsAccruePerUser,"
+        "MaxJobsPerAccount,MaxJobsPerUser,MaxSubmitJobsPerAccount,MaxSubmitJobsPerUser,MaxTRESMinsPerJob,"
+        "MaxTRESPerAccount,MaxTRESPerJob,MaxTRESPerNode,MaxTRESPerUser,MaxTRESRunMinsPA,MaxTRESRunMinsPU,"
+        "MaxWall,MinPrioThresh,MinTRESPerJob,Preempt,PreemptMode,Priority,UsageFactor,UsageThreshold"
+        " && $sacctmgr assoc wopl format=cluster,account,user,partition,parentname,DefaultQOS,Fairshare,"
+        "GrpJobs,GrpJobsAccrue,GrpSubmitJobs,GrpTRES,GrpTRESMins,GrpTRESRunMins,GrpWall,MaxJobs,"
+        "MaxJobsAccrue,MaxSubmitJobs,MaxTRESMinsPerJob,MaxTRESPerJob,MaxTRESPerNode,MaxWall,MinPrioThresh,"
+        "Priority,QOS",
     ),
     (
         "database",

@@ -1,0 +1,157 @@
+"""Who may use how much of Slurm: accounts, QOS and limits of the inventory, as ordinary users meet them."""
+
+import json
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.lab import TestLab, clusterctl, fresh
+from tests.cluster.leaving_out import decided
+from tests.cluster.members import of_jobs, states
+from tests.faults.injury import fails, wait_until
+from tests.programs import described
+
+ACCOUNTS = "    users_accounts:\n      - {name: alice, uid: 5001}\n"
+SACCTMGR = "sacctmgr --immediate --noheader --parsable2"
+ONE_GPU = {"MaxTRESPerJob": {"gres/gpu": 1}}
+POLICY: dict[str, Any] = {
+    "users_accounts": [
+        {"name": "alice", "uid": 5001, "slurm_account": "vision"},
+        {"name": "bob", "uid": 5002, "slurm_account": "robots", "slurm_options": {"MaxSubmitJobs": 9}},
+        {"name": "carol", "uid": 5003, "slurm_account": "students"},
+    ],
+    "slurm_head_accounts": [
+        {"name": "root", "options": {"QOS": ["normal", "scavenger", "urgent"]}},
+        {"name": "students", "parent": "science", "options": ONE_GPU},
+        {"name": "vision", "parent": "science"},
+        {"name": "robots", "parent": "science", "description": "Robots"},
+        {"name": "science", "options": {"MaxWall": "1-00:00:00"}},
+    ],
+    "slurm_head_qos": [
+        {"name": "urgent", "options": {"Priority": 100, "Preempt": ["scavenger"]}},
+        {"name": "scavenger", "options": {"UsageFactor": 0.5}},
+    ],
+    "slurm_head_conf_extra": {"PriorityCalcPeriod": 1},  # minutes until a job's use changes the order of others
+}
+
+
+def declare(lab: TestLab, **changed: Any) -> None:
+    directory = lab.inventory.parent / "group_vars"
+    directory.mkdir(exist_ok=True)
+    (directory / "all.yml").write_text(json.dumps(POLICY | changed))
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[TestLab]:
+    """A cluster of one worker with two GPUs and the accounts of POLICY."""
+    with fresh("policy", "--gpus", "2", workers=1) as lab:
+        text = lab.inventory.read_text()
+        assert ACCOUNTS in text
+        lab.inventory.write_text(text.replace(ACCOUNTS, ""))
+        declare(lab)
+        lab.run("bootstrap")
+        yield lab
+
+
+def submit(lab: TestLab, user: str, script: str, *options: str) -> str:
+    """Submit a job of a user's; return its number, or what sbatch says to its refusal."""
+    argv = ["runuser", "-u", user, "--", "sbatch", "--parsable", "--mem=1M", "--output=none", *options]
+    return lab.root("head1", f"cd /; {shlex.join(argv)} --wrap={shlex.quote(script)} 2>&1 || :").strip()
+
+
+def ended(lab: TestLab, *jobs: str) -> None:
+    def found() -> list[str]:
+        return [state for job in jobs for state in states(lab, job)]
+
+    wait_until(lambda: found() == ["COMPLETED"] * len(jobs), lambda: f"{jobs}: {found()}")
+
+
+def limits(lab: TestLab, account: str) -> dict[str, str]:
+    fields = ("MaxTRESPerJob", "MaxJobs", "MaxWall", "ParentName")
+    where = f"account={account} user= wopl format=user,{','.join(fields)}"
+    rows = [line.split("|") for line in lab.root("head1", f"{SACCTMGR} show assoc {where}").splitlines()]
+    return dict(zip(fields, next(row[1:] for row in rows if not row[0]), strict=True))
+
+
+@pytest.mark.proves("jobs", "A job over a limit of the inventory is refused with Slurm's own reason.")
+def test_submission__over_a_limit_of_the_account__is_refused(lab: TestLab) -> None:
+    said = submit(lab, "carol", "true", "--gres=gpu:2", "--time=1")
+    assert "AssocMaxGRESPerJob" in said
+    assert "violates accounting/QOS policy" in said
+    said = submit(lab, "bob", "true", "--time=2-00:00:00")  # the limit of the parent
+    assert "AssocMaxWallDurationPerJobLimit" in said
+    ended(lab, submit(lab, "bob", "true", "--gres=gpu:2", "--time=1"))
+
+
+@pytest.mark.proves("jobs", "Of two waiting jobs, that of the user with less use starts first.")
+def test_order__of_users_with_unequal_use__prefers_the_one_with_less(lab: TestLab) -> None:
+    ended(lab, submit(lab, "alice", "sleep 20", "--exclusive", "--time=1"))
+    lab.root("head1", "scontrol update nodename=gpu01 state=drain reason=test")
+    hers = submit(lab, "alice", "true", "--exclusive", "--time=1")
+    his = submit(lab, "bob", "true", "--exclusive", "--time=1")
+
+    def priority(job: str) -> int:
+        return int(lab.root("head1", f"squeue --noheader --jobs={job} --format=%Q"))
+
+    wait_until(lambda: priority(his) > priority(hers), lambda: lab.root("head1", "sprio --long; sshare --all"))
+    lab.root("head1", "scontrol update nodename=gpu01 state=resume")
+    ended(lab, hers, his)
+    started = [of_jobs(lab, job, "Start")[0] for job in (his, hers)]
+    assert started == sorted(started)
+    assert of_jobs(lab, his, "End")[0] <= started[1]
+
+
+@pytest.mark.proves("jobs", "A job that is preempted by another QOS is requeued, and completes later.")
+def test_preemption__of_a_scavenger__requeues_its_job(lab: TestLab) -> None:
+    lab.root("gpu01", "rm -f /var/tmp/begun /var/tmp/enough")
+    script = "echo $SLURM_RESTART_COUNT >> /var/tmp/begun; until [ -e /var/tmp/enough ]; do sleep 1; done"
+    preempted = submit(lab, "alice", script, "--exclusive", "--qos=scavenger", "--time=10")
+    wait_until(lambda: states(lab, preempted) == ["RUNNING"])
+    ended(lab, submit(lab, "bob", "true", "--exclusive", "--qos=urgent", "--time=1"))
+    wait_until(lambda: lab.root("gpu01", "tail -n 1 /var/tmp/begun").strip() == "1")
+    lab.root("gpu01", "touch /var/tmp/enough")
+    ended(lab, preempted)
+    assert of_jobs(lab, preempted, "Restarts") == ["1"]
+
+
+@pytest.mark.proves("jobs", "A limit that is edited by hand is repaired; those that nobody declares stay.")
+def test_bootstrap__of_limits_changed_by_hand__repairs_the_declared_ones(lab: TestLab) -> None:
+    lab.run("bootstrap")
+    wait_until(lambda: decided(lab) == sorted(lab.nodes))
+    lab.root("head1", f"{SACCTMGR} modify account where name=students set MaxTRESPerJob=gres/gpu=7 MaxJobs=40")
+    lab.root("head1", f"{SACCTMGR} add account byhand parent=science; {SACCTMGR} add qos byhand")
+    assert decided(lab) == ["gpu01"]
+    page = clusterctl("plan", "bootstrap", str(lab.inventory))
+    assert "Slurm account students: MaxTRESPerJob=gres/gpu=1" in page.stdout, described(page)
+    (change,) = (one for one in lab.run("bootstrap")["hosts"]["head1"]["changes"] if one["kind"] != "file")
+    assert (change["kind"], change["name"], change["action"]) == ("Slurm account", "students", "changed")
+    assert limits(lab, "students") == {
+        "MaxTRESPerJob": "gres/gpu=1", "MaxJobs": "40", "MaxWall": "", "ParentName": "science",
+    }  # fmt: skip
+    assert limits(lab, "byhand")["ParentName"] == "science"
+    assert "byhand" in lab.root("head1", f"{SACCTMGR} show qos format=name")
+    lab.unchanged()
+
+
+@pytest.mark.proves("jobs", "A limit that leaves the inventory is removed from Slurm; its account is not.")
+def test_bootstrap__after_limits_were_removed__removes_them_from_slurm(lab: TestLab) -> None:
+    lab.root("head1", f"{SACCTMGR} modify account where name=students set MaxJobs=40")
+    accounts = [one for one in POLICY["slurm_head_accounts"] if one["name"] != "students"]
+    declare(lab, slurm_head_accounts=accounts)
+    lab.run("bootstrap")
+    assert limits(lab, "students") == {"MaxTRESPerJob": "", "MaxJobs": "40", "MaxWall": "", "ParentName": "science"}
+    ended(lab, submit(lab, "carol", "true", "--gres=gpu:2", "--time=1"))
+    lab.unchanged()
+
+
+@pytest.mark.proves("bootstrap", "A partition can have a QOS of the inventory; one that Slurm lacks is refused.")
+def test_bootstrap__of_a_partition_with_a_qos__needs_it_in_slurm(lab: TestLab) -> None:
+    main = {"name": "main", "default": True}
+    declare(lab, slurm_head_partitions=[main, {"name": "fast", "options": {"QOS": "later"}}])
+    assert "accounting has no QOS later yet" in fails(lab, 5)
+    declare(lab, slurm_head_partitions=[main, {"name": "fast", "options": {"QOS": "urgent"}}])
+    lab.run("bootstrap")
+    assert "QoS=urgent" in lab.root("head1", "scontrol show partition fast")
+    ended(lab, submit(lab, "bob", "true", "--partition=fast", "--time=1"))
