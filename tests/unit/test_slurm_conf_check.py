@@ -19,10 +19,10 @@ LAYOUTS = {
 CONFIGURATION = "AuthType=auth/munge\nMpiDefault=pmix\nTaskPlugin=task/affinity,task/cgroup\nSelectType=select/none\n"
 
 
-def check(root: Path, library: str, configuration: str) -> str:
+def check(root: Path, library: str, configuration: str, sacctmgr: str = "printf 'normal\\nurgent\\n'") -> str:
     """Run the check up to where slurmctld would start, on a machine with this library; return its complaint."""
     tools = {"scontrol": "", "ldd": f"echo ' libslurmfull => {root / library} (0x1)'", "unshare": ""}
-    tools["sacctmgr"] = "printf 'normal\\nurgent\\n'"
+    tools["sacctmgr"] = sacctmgr
     for name, script in tools.items():
         (root / "bin").mkdir(exist_ok=True)
         (root / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
@@ -76,6 +76,8 @@ def test_partition__with_a_qos__is_refused_without_it_in_accounting(tmp_path: Pa
     assert check(tmp_path, "opt/slurm/lib/libslurmfull.so", line.format("Urgent")) == ""
     said = check(tmp_path, "opt/slurm/lib/libslurmfull.so", line.format("urge"))
     assert said.startswith("accounting has no QOS urge yet")
+    # slurmdbd is down, as in a restore
+    assert check(tmp_path, "opt/slurm/lib/libslurmfull.so", line.format("urge"), "exit 1") == ""
 
 
 def test_plugins__in_no_folder_that_is_known__are_left_to_slurmctld(tmp_path: Path) -> None:
