@@ -46,8 +46,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/cluster/test_runtimes.py",
         "tests/cluster/test_usage.py",
     ),
-    # Slurm's accounts, shares and limits.
-    "slurm": ("tests/cluster/test_slurm_policy.py",),
+    # Slurm: accounts, shares and limits; what happens between jobs.
+    "slurm": ("tests/cluster/test_between_jobs.py", "tests/cluster/test_slurm_policy.py"),
     # What is seen of a cluster, and what follows: alerts, receivers, drains, pages, dashboards, logs.
     "monitoring": (
         "tests/cluster/test_alert_limit.py",

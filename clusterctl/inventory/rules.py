@@ -137,6 +137,7 @@ _RULES = (
     # The driver is checked first, the rest in parallel; Slurm ends a health check after 60 s.
     Rule(r"gpu_health_timeouts\.driver", lambda v: 1 <= v <= 40, "1 to 40", number=True),
     Rule(r"gpu_health_timeouts\.\w+", lambda v: 1 <= v <= 15, "1 to 15", number=True),
+    Rule("gpu_health_commands", lambda v: v.strip() != "", "a shell script"),
     Rule("_seconds", lambda v: 1 <= v <= 86_400, "1 to 86400", number=True),
     Rule("(^|_)port", lambda v: 1 <= v <= 65535, "1 to 65535", number=True),
     Rule(

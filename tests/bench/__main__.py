@@ -1,7 +1,7 @@
 """Measurements, as ratios taken in one run, for scripts/bench. No figure makes it fail.
 
 usage: python -m tests.bench [--tiny] [input] [nodes] [floor] [demo] [rerun] [changes] [scale] [bytes] [pyinfra]
-       [limits] [grow] [status] [ill] [kubernetes] [series]
+       [limits] [grow] [status] [ill] [jobs] [kubernetes] [series]
 Without a name: all. With --tiny each part runs once on its smallest lab: to see that the part works, not to measure.
 """
 
@@ -23,6 +23,7 @@ from tests.bench import (
     demo,
     grow,
     ill,
+    jobs,
     limits,
     nodes,
     outside_bytes,
@@ -48,6 +49,7 @@ PARTS = (
     "grow",
     "status",
     "ill",
+    "jobs",
     "kubernetes",
     "series",
 )
@@ -66,6 +68,7 @@ TINY: Mapping[str, Callable[[], Document]] = {
     "pyinfra": lambda: against_pyinfra.main(1, rounds=1),
     "grow": lambda: grow.main((2, 3), rounds=1),
     "ill": lambda: ill.main(ill.FAULTS[:1], interval=5),
+    "jobs": lambda: jobs.main(1, jobs=5),
     "limits": lambda: limits.main(1),
     "status": lambda: status_drift.main(1, rounds=1),
     "kubernetes": lambda: against_kubeadm.main(1, fill_cache=False),
@@ -86,6 +89,7 @@ def measures(rounds: int, workers: int, sizes: Sequence[int]) -> Mapping[str, Ca
         "pyinfra": lambda: against_pyinfra.main(workers),
         "grow": grow.main,
         "ill": ill.main,
+        "jobs": jobs.main,
         "limits": limits.main,
         "status": lambda: status_drift.main(workers),
         "kubernetes": lambda: against_kubeadm.main(rounds),

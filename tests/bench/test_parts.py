@@ -62,6 +62,7 @@ FIGURES = {
         ["worker_node_series", "worker_gpu_series", "total_series", "memory_bytes", "bytes_per_series"],
         r"Prometheus: (\d+) series, (\d+) MiB",
     ),
+    "jobs": (["without", "with", "ratio"], r"without ([\d.]+) s, with ([\d.]+) s"),
     "ill": (["most", "intervals.hot"], r"hot +([\d.]+) s, ([\d.]+) intervals"),
 }
 

@@ -471,10 +471,13 @@ inventory(
         "Meaning: time of a check that is no number": 'gpu_health_timeouts.driver: wrong type, got "abc", expected',
         "Meaning: time of a check that Slurm does not give": "timeouts.ecc: bad value, got 90, expected 1 to 15",
         "Meaning: time of a check that is none": 'unknown key "nvlnk" (did you mean nvlink?)',
+        "Meaning: check of the site that is empty": 'gpu_health_commands.scratch: bad value, got "", expected a shell',
+        "Meaning: check of the site that is no text": "gpu_health_commands.disk: wrong type, got a list, expected text",
     },
     good(
         "gpu01: {ansible_host: 10.0.0.11, ansible_port: 2222}",
-        "gpu01: {gpu_health_timeouts: {driver: §abc, ecc: §90, §nvlnk: 5}}",
+        "gpu01: {gpu_health_timeouts: {driver: §abc, ecc: §90, §nvlnk: 5}, "
+        'gpu_health_commands: {scratch: §"", disk: §[df]}}',
     ),
 )
 inventory(

@@ -78,7 +78,7 @@ def program(path: str) -> ModuleType:
 
 def installed(name: str) -> ModuleType:
     """A module of gpu-health or gpu-config, which both import from one directory."""
-    for role in ("gpu_health", "gpu_config"):
+    for role in ("gpu_health", "gpu_config", "slurm_worker"):
         if (folder := str(paths.content() / "roles" / role / "files")) not in sys.path:
             sys.path.append(folder)
     return importlib.import_module(name)

@@ -6,6 +6,7 @@ is drained.
 Otherwise they wait, and a note reports it.
 
 usage: gpu-config                                   at boot: apply the saved settings
+       gpu-config --again                           after a job: apply what is set; print what has to wait
        gpu-config --given JSON [--check [--halt]] [--drained]
                                                     for the role: print the changes, made or needed, as JSON
 """
@@ -14,13 +15,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import json
 import os
 import re
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 import gpu_node
 import nvidia_smi
@@ -34,6 +38,9 @@ RECORD = Path("/var/lib/clusterctl/gpu-config.json")
 UNFINISHED = Path("/run/clusterctl/gpu-config-unfinished.json")
 # Exists while slurmd is stopped so that the head can configure instances that are not there yet.
 HALTED = Path("/run/clusterctl/gpu-config-halted.json")
+# Held while GPUs are configured: a job may end meanwhile.
+LOCK = Path("/run/clusterctl/gpu-config.lock")
+AGAIN_SECONDS = 30.0
 DRIVER = Path("/sys/module/nvidia")
 CAPABILITIES = Path("/proc/driver/nvidia/capabilities")
 MIG_LINKS = Path("/dev/nvidia-mig")
@@ -313,6 +320,7 @@ def join_errors(error: BaseException | None) -> str:
 def main(arguments: list[str]) -> None:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(prog="gpu-config", description=__doc__.partition("\n")[0])
+    parser.add_argument("--again", action="store_true", help="apply what was set last, print what has to wait")
     parser.add_argument("--given", type=json.loads, metavar="JSON", help="settings to apply, not the saved ones")
     parser.add_argument("--check", action="store_true", help="change nothing, print what is needed")
     parser.add_argument("--drained", action="store_true", help="the node is drained, so settings for idle GPUs change")
@@ -320,9 +328,30 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     if os.geteuid() != 0:
         sys.exit("gpu-config: only root may set GPUs")
-    boot = options.given is None
-    kept = load_settings(gpu_node.GPU_SETTINGS)
-    given = kept if boot else options.given
+    LOCK.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with open(LOCK, "w") as lock:
+        take(lock, AGAIN_SECONDS if options.again else None)
+        run(options)
+
+
+def take(lock: TextIO, seconds: float | None) -> None:
+    """Take the lock; end the program if that takes longer: slurmd, which is stopped meanwhile, waits for its Epilog."""
+    until = None if seconds is None else time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX if until is None else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if until is not None and time.monotonic() > until:
+                sys.exit("gpu-config: another one is at work")
+            time.sleep(0.1)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Configure the GPUs, and print the result."""
+    boot = options.given is None and not options.again
+    kept = load_settings(RECORD if options.again else gpu_node.GPU_SETTINGS)
+    given = kept if options.given is None else options.given
     before = merge(kept, load_settings(RECORD))
     try:
         answer = configure(given, before, drained=options.drained, check=options.check, boot=boot)
@@ -334,10 +363,10 @@ def main(arguments: list[str]) -> None:
         # Removing the role must work with a dead driver, too.
         note = f"the GPUs may keep what was set: {join_errors(error)}"
         answer = {"changes": [], "notes": [note], "kept": kept, "layouts": {}}
-    if not boot:
+    if options.given is not None:
         print(json.dumps(answer))
         return
-    for change in answer["changes"]:
+    for change in answer["changes"] if boot else ():
         print(f"{change['kind']}: {change['name']} {change['what']}")
     for note in answer["notes"]:
         print(note)

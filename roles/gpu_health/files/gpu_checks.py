@@ -14,9 +14,11 @@ from uuid import UUID
 import gpu_errors
 import gpu_node
 import nvidia_smi
+import site_checks
 from gpu_node import CommandError, read_text
 from nvidia_smi import Gpu, nvlinks_of, pci_address
 
+JOB_CLEANUP = Path("/usr/local/sbin/job-cleanup")  # role slurm_worker
 PERSISTENCED_SOCKET = Path("/run/nvidia-persistenced/socket")
 # Slurm gives its HealthCheckProgram 60 s for all checks.
 TIMEOUTS = {"driver": 30}
@@ -56,7 +58,7 @@ class Finding:
 
 def is_gpu_config_running(proc: Path = Path("/proc")) -> bool:
     """Return whether gpu-config runs, from its file or by the Ansible module, which starts it from standard input."""
-    commands = [argv[1:3] for _, argv in gpu_node.root_processes(proc)]
+    commands = [argv[1:3] for _, argv in gpu_node.root_processes(proc) if "--again" not in argv]
     return any(words == ["-", "--given"] or words[:1] == [str(gpu_node.GPU_CONFIG)] for words in commands)
 
 
@@ -307,6 +309,18 @@ class Checks:
                 drains = not re.search(r"\bIMEX\b", action)
                 yield Finding("reset", f"{self.name(gpu.bus)}: the driver asks for: {action or 'Reset'}", drains)
 
+    def leftovers(self) -> Iterator[Finding]:
+        """Nothing is left of ended jobs. Slurm's check retries to remove it, one by a person changes nothing."""
+        if JOB_CLEANUP.exists():
+            how = "--list" if self.with_topology else "--retry"
+            output = gpu_node.run(str(JOB_CLEANUP), how, seconds=self.timeout("leftovers"))
+            yield from (Finding("leftovers", line) for line in output.splitlines())
+
+    def site(self) -> Iterator[Finding]:
+        """The site's own commands and programs succeed."""
+        for text, drains in site_checks.problems(self.given.get("commands", {}), self.state, self.timeout("site") - 1):
+            yield Finding("site", text, drains)
+
     def advice(self, sys: Path = Path("/sys")) -> Iterator[Finding]:
         """What limits jobs, and was so when the node was recorded."""
         return (Finding("advice", text, drains=False) for text in self._advice(sys))
@@ -332,9 +346,8 @@ class Checks:
 
     def enabled(self) -> dict[str, Callable[[], Iterator[Finding]]]:
         """Return the checks that are not skipped, by name; the driver's first, as most others use its answer."""
-        checks = (self.driver, self.count, self.ecc, self.xid, self.pcie, self.nvlink, self.mig, self.temperature,
-                  self.power, self.fabric, self.infiniband, self.reset, self.advice)  # fmt: skip
-        return {check.__name__: check for check in checks if check.__name__ not in self.given["skip"]}
+        names = "driver count ecc xid pcie nvlink mig temperature power fabric infiniband reset leftovers site advice"
+        return {name: getattr(self, name) for name in names.split() if name not in self.given["skip"]}
 
     def run(self, *skip: str) -> list[Finding]:
         """Run the checks and return their findings: first the driver's, then all others at once."""
