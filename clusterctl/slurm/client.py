@@ -49,8 +49,8 @@ def _down(node: str, reason: str) -> list[str]:
 
 
 _PARTITIONS = ("sinfo", "--noheader", "--all", "--format=%a")
-_SERVING = {"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED"}
-"""The states of a node that gets jobs."""
+_SERVING = {"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "RESERVED"}
+"""The states of a node that gets jobs, while it is reserved only those of the reservation."""
 
 
 class SlurmController(HeadCommands):
