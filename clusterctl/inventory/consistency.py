@@ -7,7 +7,15 @@ import zoneinfo
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from clusterctl.inventory import addresses, alerting, kubernetes_consistency, metrics, rules, slurm_policy
+from clusterctl.inventory import (
+    addresses,
+    alerting,
+    kubernetes_consistency,
+    metrics,
+    rules,
+    slurm_policy,
+    slurm_reservations,
+)
 from clusterctl.inventory.document import Node, shown
 from clusterctl.inventory.reading import HostDraft, Reading
 from clusterctl.inventory.schedulers import KINDS, SLURM, of_groups
@@ -45,6 +53,7 @@ def check(reading: Reading, whole: bool = True) -> None:
     alerting.check(reading)
     metrics.check(reading)
     slurm_policy.check(reading, _given)
+    slurm_reservations.check(reading, _given)
     if reading.understood:
         _schedulers(reading)
         _submission(reading)

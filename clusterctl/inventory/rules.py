@@ -162,7 +162,7 @@ _RULES = (
         "up to 32 of a-z 0-9 . _ -, and not a system account",
     ),
     Rule(
-        r"(_|\.slurm_)account|_partitions\.(name|nodes)|_head_qos\.name|_head_accounts\.(name|parent)|(alertmanager|landing_page|logging|prometheus)_user",
+        r"(_|\.slurm_)account|_partitions\.(name|nodes)|_head_(qos|reservations)\.name|_head_accounts\.(name|parent)|(alertmanager|landing_page|logging|prometheus)_user",
         _matches("(?!(?i:default)$)[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"),  # "default" is special in slurm.conf
         "a name of letters, digits, . _ -, and not default",
     ),

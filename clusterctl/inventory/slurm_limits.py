@@ -1,4 +1,4 @@
-"""Slurm's limits for the controller: the code that reads them on the head, and the order of accounts.
+"""Slurm's limits and reservations for the controller: the code that reads them on the head, the order of accounts.
 
 Ansible's filters import this module. It names no variable of the inventory, so that a role that uses them does not
 count as a reader of one (run/role_variables.py).
@@ -15,11 +15,20 @@ from clusterctl.util import paths
 ROOT = "root"  # Slurm's own account, above all others
 
 
-@functools.cache
 def limits() -> ModuleType:
-    """Return the Ansible module's own code, which reads these options on the head."""
-    path = paths.content() / "plugins/module_utils/slurm_limits.py"
-    spec = importlib.util.spec_from_file_location("slurm_limits", path)
+    """Return the code of module slurm_accounts, which reads these options on the head."""
+    return _module_utils("slurm_limits")
+
+
+def reservations() -> ModuleType:
+    """Return the code of module slurm_reservations, which reads these options on the head."""
+    return _module_utils("slurm_reservations")
+
+
+@functools.cache
+def _module_utils(name: str) -> ModuleType:
+    path = paths.content() / f"plugins/module_utils/{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
     if not (spec and spec.loader):
         raise ImportError(str(path))
     module = importlib.util.module_from_spec(spec)

@@ -21,7 +21,7 @@ def check(reading: Reading, given: Given) -> None:
 
     `given` returns the values of a variable.
     """
-    lists = {variable: [_entries(node) for node in given(reading, variable)] for variable in _OPTIONS}
+    lists = {variable: [entries_of(node) for node in given(reading, variable)] for variable in _OPTIONS}
     accounts, qos = ({name for one in lists[variable] for name in _names(one)} for variable in (ACCOUNTS, QOS))
     for variable, field in _OPTIONS.items():
         for entries in lists[variable]:
@@ -34,7 +34,8 @@ def check(reading: Reading, given: Given) -> None:
                 _check_entries(reading, variable, entries)
 
 
-def _entries(node: Node) -> list[Entry]:
+def entries_of(node: Node) -> list[Entry]:
+    """Return the entries of a list of mappings."""
     entries = [one.value for one in node.value if isinstance(one.value, dict)] if isinstance(node.value, list) else []
     return [{str(key): value for key, value in entry.items()} for entry in entries]
 

@@ -46,7 +46,7 @@ PROVEN: Mapping[str, str] = {
     "slurm_head": "databases and accounting are in the digest; new workers are not in service",
     "slurm_logins": "node_state",
     "slurm_worker": "besides node_state it reconfigures the controller after a change",
-    "users": "accounts of the node and of Slurm are in the digest",
+    "users": "accounts of the node, and accounts and reservations in Slurm, are in the digest",
     "verify": "changes nothing that a run without failures has left",
 }
 """Roles of which all that they change on a node is recorded or in the digest, and why: see test_unchanged.py."""
@@ -88,6 +88,6 @@ FOLLOWERS: Mapping[str, set[str]] = {
 PARTS_OF: Mapping[str, set[str]] = {
     "kubernetes_exporter": {"objects of kubernetes_exporter"},
     "kubernetes_quota": {"objects of kubernetes_quota"},
-    "users": {"accounts", "accounting"},
+    "users": {"accounts", "accounting", "reservations"},
 }
 """Parts of the state that roles can change, besides their records, and packages if they report that."""

@@ -87,6 +87,7 @@ _CHANGED = {
     "node": "its entry in Kubernetes changed",
     "packages": "its packages changed",
     "records": "clusterctl's records on it changed",
+    "reservations": "its reservations in Slurm changed",
 }
 """What is said of the parts of the state; of any other, that it changed."""
 

@@ -219,6 +219,26 @@ def limit_problems(
     return [f"a limit is for {name}, but {there}" for name in sorted(limited - known)]
 
 
+def reservations(
+    declared: Sequence[Mapping[str, Any]], groups: Mapping[str, Sequence[str]], records: Mapping[str, Record]
+) -> list[dict[str, Any]]:
+    """Return reservations with the nodes of sub-groups, without nodes that have no record: Slurm does not know them.
+
+    A reservation without a node that Slurm knows is left out.
+    """
+    found: list[dict[str, Any]] = []
+    for one in declared:
+        options = dict(one["options"])
+        name = next((key for key in options if key.lower() == "nodes"), None)
+        if name and str(options[name]).upper() != "ALL":
+            given = options[name] if isinstance(options[name], list) else str(options[name]).split(",")
+            nodes = [node for part in given for node in groups.get(str(part).strip(), [str(part).strip()])]
+            options[name] = [node for node in nodes if node in records]
+        if not name or options[name]:
+            found.append({"name": one["name"], "options": options})
+    return found
+
+
 def _options(entries: Sequence[Mapping[str, Any]], of_qos: bool = False) -> list[dict[str, str]]:
     limits = slurm_limits.limits()
     kinds = limits.OF_QOS if of_qos else limits.OF_ASSOCIATION
@@ -246,4 +266,5 @@ class FilterModule:
             "slurm_override": override,
             "slurm_partition": partition,
             "slurm_release": release,
+            "slurm_reservations": reservations,
         }

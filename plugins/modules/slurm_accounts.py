@@ -131,12 +131,17 @@ notes:
   type: list
   elements: str
   returned: always
+has_reservations:
+  description: Whether module slurm_reservations has a record, so that a role calls it although none is listed.
+  type: bool
+  returned: always
 """
 
 
 QOS, DENY = "normal", "DenyOnLimit"
 KINDS = {"cluster": "Slurm cluster", "qos": "QOS", "account": "Slurm account", "user": "Slurm user"}
 RECORD = "/var/lib/clusterctl/slurm-accounts.json"
+RESERVATIONS = "slurm-reservations.json"  # beside it
 
 
 def of_qos(name: str) -> str:
@@ -460,7 +465,8 @@ def main() -> None:
     text = "".join(f"sacctmgr {' '.join(command)}\n" for command in commands)
     changes = changes_of(commands)
     diff = {"before": "", "after": text}
-    module.exit_json(changed=bool(commands), commands=commands, changes=changes, notes=notes, diff=diff)
+    result = {"changed": bool(commands), "commands": commands, "changes": changes, "notes": notes, "diff": diff}
+    module.exit_json(has_reservations=record.with_name(RESERVATIONS).exists(), **result)
 
 
 if __name__ == "__main__":

@@ -733,6 +733,76 @@ together(
     GPU01,
 )
 
+# Another one: a reservation.
+together(
+    "Structure",
+    [
+        (
+            "unknown option of a reservation",
+            "slurm_head_reservations: [{name: a, options: {§NodeCount: 1}}]",
+            "(did you mean NodeCnt?)",
+        ),
+        (
+            "a relative time",
+            "slurm_head_reservations: [{name: a, options: {StartTime: §now+1hour}}]",
+            "expected a quoted local time of the head",
+        ),
+        (
+            "a time that is no date",
+            "slurm_head_reservations: [{name: a, options: {StartTime: §'2027-02-30T08:00'}}]",
+            "expected a quoted local time of the head",
+        ),
+        (
+            "a time that YAML reads as a date",
+            "slurm_head_reservations: [{name: a, options: {StartTime: §2027-03-01T08:00:00}}]",
+            "expected a quoted local time",
+        ),
+        (
+            "no length of time",
+            "slurm_head_reservations: [{name: a, options: {Duration: §UNLIMITED}}]",
+            "expected minutes, or a quoted time",
+        ),
+        (
+            "a user who is removed",
+            "slurm_head_reservations: [{name: a, options: {Users: §[-ada]}}]",
+            "expected a list of names",
+        ),
+        (
+            "nodes in Slurm's notation",
+            "slurm_head_reservations: [{name: a, options: {Nodes: §'gpu[01-02]'}}]",
+            "expected a list of workers and of sub-groups",
+        ),
+        (
+            "no count of nodes",
+            "slurm_head_reservations: [{name: a, options: {NodeCnt: §0}}]",
+            "expected a whole number from 1",
+        ),
+        (
+            "no flag of a reservation",
+            "slurm_head_reservations: [{name: a, options: {Flags: §[TIME_FLOAT]}}]",
+            "expected flags of scontrol(1)",
+        ),
+        (
+            "no resource of a reservation",
+            "slurm_head_reservations: [{name: a, options: {TRES: §{node: 1}}}]",
+            "expected resources such as {cpu: 64}",
+        ),
+        (
+            "no delay",
+            "slurm_head_reservations: [{name: a, options: {MaxStartDelay: §1m}}]",
+            "expected minutes, or a quoted time such as '00:10:00'",
+        ),
+        (
+            "features with a blank",
+            "slurm_head_reservations: [{name: a, options: {Features: §'a100 b'}}]",
+            "expected features such as a100&nvlink",
+        ),
+        ("a reservation without options", "slurm_head_reservations: [§{name: a}]", 'expected the key "options"'),
+    ],
+    VARIABLE,
+    GPU01,
+)
+
 # --- Hostile --------------------------------------------------------------------------------------------------------
 
 PIPE = "{{ lookup('pipe', '" + RUN + "') }}"
@@ -787,6 +857,12 @@ together(
         ("a quote in a database's user", "slurm_head_database_user: §a'b", "expected a name of letters"),
         ("$(…) in Slurm's account", f'slurm_head_accounts: [{{name: §"$({RUN})"}}]', "expected a name of letters"),
         ("a comma in a parent", 'slurm_head_accounts: [{name: a, parent: §"root,b"}]', "expected a name of letters"),
+        ("a comma in a reservation", 'slurm_head_reservations: [{name: §"a,b", options: {}}]', "expected a name of"),
+        (
+            "$(…) in a reservation's user",
+            'slurm_head_reservations: [{name: a, options: {Users: §"$(id)"}}]',
+            "of names",
+        ),
         ("an equals sign in a QOS", 'slurm_head_qos: [{name: §"a=b"}]', "expected a name of letters"),
         (
             "a newline in a description",
@@ -943,6 +1019,87 @@ together(
             "of a form a circle",
         ),
         ("its own parent", "slurm_head_accounts: [{name: §a, parent: A}]", "of a form a circle"),
+        (
+            "no start",
+            "slurm_head_reservations: [{name: a, options: §{Duration: 60, NodeCnt: 1, Users: ada}}]",
+            "StartTime is missing",
+        ),
+        (
+            "no end",
+            "slurm_head_reservations: [{name: a, options: §{StartTime: '2027-03-01T08:00', NodeCnt: 1, Users: ada}}]",
+            "EndTime or Duration is missing",
+        ),
+        (
+            "an end and a duration",
+            "slurm_head_reservations: [{name: a, options: §{StartTime: '2027-03-01T08:00', Duration: "
+            "60, Users: ada, EndTime: '2027-03-01T09:00', NodeCnt: 1}}]",
+            "got EndTime and Duration",
+        ),
+        (
+            "an end before the start",
+            "slurm_head_reservations: [{name: a, options: §{StartTime: '2027-03-01T08:00', EndTime: "
+            "'2027-03-01T07:00', NodeCnt: 1, Users: ada}}]",
+            "EndTime is not after",
+        ),
+        (
+            "a reservation of nothing",
+            "slurm_head_reservations: [{name: a, options: §{StartTime: '2027-03-01T08:00', Duration: 60, Users: ada}}]",
+            "Nodes, NodeCnt or TRES is missing",
+        ),
+        (
+            "nodes and their number",
+            "slurm_head_reservations: [{name: a, options: §{StartTime: '2027-03-01T08:00', Duration: "
+            "60, Users: ada, Nodes: gpu01, NodeCnt: 1}}]",
+            "got Nodes and NodeCnt",
+        ),
+        (
+            "a reservation for nobody",
+            "slurm_head_reservations: [{name: a, options: §{StartTime: '2027-03-01T08:00', Duration: 60, NodeCnt: 1}}]",
+            "Users or Accounts is missing",
+        ),
+        (
+            "several recurrences",
+            "slurm_head_reservations: [{name: a, options: §{StartTime: '2027-03-01T08:00', Duration: "
+            "60, Users: ada, NodeCnt: 1, Flags: [DAILY, WEEKLY]}}]",
+            "got several of the flags",
+        ),
+        (
+            "nodes that are replaced",
+            "slurm_head_reservations: [{name: a, options: §{StartTime: '2027-03-01T08:00', Duration: "
+            "60, Users: ada, Nodes: gpu01, Flags: REPLACE}}]",
+            "REPLACE and REPLACE_DOWN need NodeCnt",
+        ),
+        (
+            "an option of a reservation twice",
+            "slurm_head_reservations: [{name: a, options: {StartTime: '2027-03-01T08:00', Duration: "
+            "60, Users: ada, NodeCnt: 1, §nodecnt: 1}}]",
+            "is there twice",
+        ),
+        (
+            "a reservation twice",
+            "slurm_head_reservations: [{name: a, options: {StartTime: '2027-03-01T08:00', Duration: "
+            "60, Users: ada, NodeCnt: 1}}, {name: §a, options: {StartTime: '2027-03-01T08:00', "
+            "Duration: 60, Users: ada, NodeCnt: 1}}]",
+            "duplicate name, got a",
+        ),
+        (
+            "reserved nodes of nobody",
+            "slurm_head_reservations: [{name: a, options: {StartTime: '2027-03-01T08:00', Duration: "
+            "60, Users: ada, Nodes: §[gpu01, nix]}}]",
+            "not a worker or a sub-group",
+        ),
+        (
+            "a reserved head",
+            "slurm_head_reservations: [{name: a, options: {StartTime: '2027-03-01T08:00', Duration: "
+            "60, Users: ada, Nodes: §head1}}]",
+            "not a worker or a sub-group",
+        ),
+        (
+            "a reserved partition of nobody",
+            "slurm_head_reservations: [{name: a, options: {StartTime: '2027-03-01T08:00', Duration: "
+            "60, Users: ada, NodeCnt: 1, PartitionName: §mian}}]",
+            "which is not in slurm_head_partitions",
+        ),
         ("a partition of nobody", "slurm_head_partitions: [{name: a, nodes: [gpu01, §nix]}]", "not a worker or a sub"),
         ("a partition of a head", "slurm_head_partitions: [{name: a, nodes: [§head1]}]", "not a worker or a sub-group"),
         ("a partition of a typo", "slurm_head_partitions: [{name: a, nodes: [§a10]}]", "(did you mean a100?)"),

@@ -156,6 +156,7 @@ REVIEWED: Mapping[str, set[str]] = {
         "node_users: Configure groups and users",  # in the digest
         "slurm_accounts: Add QOS, accounts, users and their limits to Slurm",  # in the digest of a head
         "slurm_accounts: Remove departed users from Slurm",
+        "slurm_reservations: Converge the reservations in Slurm",
     },
     "verify": {
         "command: Drain failed workers of Kubernetes and resume the others",  # a node that is out of service is played

@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 # In the order in which they need each other.
-_PARTS = ("common", "gpus", "machine", "packages", "services", "drift", "kubernetes", "state", "prometheus", "main")
-_OF_STATE = {"kubernetes", "state"}  # needed with option `state` alone
+_PARTS = (
+    *("common", "gpus", "machine", "packages", "services", "drift", "kubernetes", "reservations", "state"),
+    *("prometheus", "main"),
+)
+_OF_STATE = {"kubernetes", "reservations", "state"}  # needed with option `state` alone
 # Imports of other parts.
 _OWN = re.compile(r"^from clusterctl\.[^\n(]*(?:\([^)]*\)|[^\n]*)\n", re.MULTILINE)
 

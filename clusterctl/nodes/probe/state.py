@@ -12,6 +12,7 @@ from typing import Callable, Dict, List, Optional, Tuple
 
 from clusterctl.nodes.probe.common import MAX_RECORDS, Facts, Questions, UnhealthyError, read
 from clusterctl.nodes.probe.kubernetes import kubernetes_questions
+from clusterctl.nodes.probe.reservations import reservation_questions
 
 _ACCOUNTS = ("/etc/group", "/etc/passwd")
 _PASSWORDS = "/etc/shadow"  # mode, size and time of change
@@ -141,8 +142,8 @@ def state(found: List[Facts], driver: Optional[str], recorded: Dict[str, str]) -
     """Return the digests of a node with these GPUs, this driver and these records. Raises UnhealthyError.
 
     They are of its `accounts`, those in Slurm (`accounting`), `boot`, `database`, `devices`, `kernel`, the user who
-    logs in (`login`), `packages`, `records`, of other settings of the `machine`, and of Kubernetes the `node`,
-    `images`, and the `objects of` each part.
+    logs in (`login`), `packages`, `records`, `reservations` in Slurm, of other settings of the `machine`, and of
+    Kubernetes the `node`, `images`, and the `objects of` each part.
     """
     try:
         questions = []  # type: Questions
@@ -151,6 +152,7 @@ def state(found: List[Facts], driver: Optional[str], recorded: Dict[str, str]) -
             if os.path.exists(path):
                 questions.append((failing, command, _lines_of(part)))
         questions.extend(kubernetes_questions())
+        questions.extend(reservation_questions())
         outputs = _outputs(questions)
         machine = [(path, _content(path)) for path in _CONTENTS]  # type: List[object]
         machine.append([(path, _enabled(read(path))) for path in sorted(glob.glob(_REPOSITORIES))])
