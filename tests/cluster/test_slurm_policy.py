@@ -1,6 +1,7 @@
 """Who may use how much of Slurm: accounts, QOS and limits of the inventory, as ordinary users meet them."""
 
 import json
+import re
 import shlex
 from collections.abc import Iterator
 from typing import Any
@@ -35,6 +36,16 @@ POLICY: dict[str, Any] = {
     ],
     "slurm_head_conf_extra": {"PriorityCalcPeriod": 1},  # minutes until a job's use changes the order of others
 }
+COURSE: dict[str, Any] = {
+    "name": "course",
+    "options": {
+        "StartTime": "2026-01-01T00:00",  # is past: it begins with the bootstrap
+        "EndTime": "2090-01-01T00:00",
+        "Nodes": ["slurm_workers"],
+        "Accounts": ["vision"],
+    },
+}
+ENDED = {"name": "ended", "options": COURSE["options"] | {"EndTime": "2026-01-02T00:00"}}
 
 
 def declare(lab: TestLab, **changed: Any) -> None:
@@ -155,3 +166,46 @@ def test_bootstrap__of_a_partition_with_a_qos__needs_it_in_slurm(lab: TestLab) -
     lab.run("bootstrap")
     assert "QoS=urgent" in lab.root("head1", "scontrol show partition fast")
     ended(lab, submit(lab, "bob", "true", "--partition=fast", "--time=1"))
+
+
+def reservations(lab: TestLab) -> dict[str, str]:
+    """Return the accounts of all reservations in Slurm."""
+    found = re.findall(r"ReservationName=(\S+) .* Accounts=(\S+)", lab.root("head1", "scontrol -o show reservations"))
+    return dict(found)
+
+
+@pytest.mark.proves("jobs", "On nodes of a declared reservation only jobs of its accounts start.")
+def test_reservation__of_an_account__keeps_others_off_its_nodes(lab: TestLab) -> None:
+    declare(lab, slurm_head_reservations=[COURSE, ENDED])
+    page = clusterctl("plan", "bootstrap", str(lab.inventory))
+    assert "Slurm reservation course: Accounts=vision" in page.stdout, described(page)
+    assert reservations(lab) == {}
+    (change,) = (one for one in lab.run("bootstrap")["hosts"]["head1"]["changes"] if one["kind"] != "file")
+    assert (change["kind"], change["name"], change["action"]) == ("Slurm reservation", "course", "created")
+    his = submit(lab, "bob", "true", "--time=1")
+    ended(lab, submit(lab, "alice", "true", "--time=1", "--reservation=course"))
+    assert "Access denied to requested reservation" in submit(lab, "bob", "true", "--time=1", "--reservation=course")
+    assert states(lab, his) == ["PENDING"]
+    lab.unchanged()
+    lab.root("head1", "scontrol delete reservation=course")
+    ended(lab, his)
+
+
+@pytest.mark.proves("jobs", "A declared reservation that is edited by hand is repaired; others stay.")
+def test_reservation__changed_by_hand__is_repaired(lab: TestLab) -> None:
+    declare(lab, slurm_head_reservations=[COURSE])
+    lab.run("bootstrap")
+    lab.root("head1", "scontrol create reservation=byhand starttime=now duration=60 nodes=ALL users=bob flags=OVERLAP")
+    lab.run("bootstrap")
+    wait_until(lambda: decided(lab) == sorted(lab.nodes))
+    lab.root("head1", "scontrol update reservation=course Accounts=robots MaxStartDelay=5")
+    assert decided(lab) == ["gpu01"]
+    (change,) = (one for one in lab.run("bootstrap")["hosts"]["head1"]["changes"] if one["kind"] != "file")
+    assert (change["name"], change["what"]) == ("course", "Accounts=vision")
+    assert reservations(lab) == {"course": "vision", "byhand": "(null)"}
+    assert "MaxStartDelay=00:05:00" in lab.root("head1", "scontrol show reservation course")
+    declare(lab)
+    lab.run("bootstrap")
+    assert reservations(lab) == {"byhand": "(null)"}
+    lab.unchanged()
+    lab.root("head1", "scontrol delete reservation=byhand")
