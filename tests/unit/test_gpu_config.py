@@ -1,5 +1,6 @@
 """What role gpu_config makes of what is asked for, on what NVIDIA's nvidia-smi 550.163 printed in the lab."""
 
+import fcntl
 import json
 import os
 import re
@@ -421,3 +422,34 @@ def test_a_rehearsal_on_a_node_without_a_driver_says_that_its_gpus_wait_for_it(c
     assert said.get("notes") == (["the settings of its GPUs wait for the driver"] if check else None), done.stderr
     assert said.get("kept") == ({"power_limit": "300"} if check else None)
     assert said.get("msg") == (None if check else "no driver")
+
+
+def test_main__again_while_another_one_is_at_work__gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """slurmd, which the other one may have stopped, waits for its Epilog, which waits for this."""
+    monkeypatch.setattr(CONFIG, "LOCK", tmp_path / "lock")
+    monkeypatch.setattr(CONFIG, "AGAIN_SECONDS", 0.3)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with open(tmp_path / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(SystemExit, match="another one is at work"):
+            CONFIG.main(["--again"])
+
+
+def test_main__again__applies_what_was_set_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(CONFIG, "LOCK", tmp_path / "lock")
+    monkeypatch.setattr(CONFIG, "RECORD", tmp_path / "record")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    (tmp_path / "record").write_text('{"power_limit": "300"}')
+    calls = []
+
+    def configure(given: Any, before: Any, **options: Any) -> dict[str, Any]:
+        calls.append((given, before, options))
+        return {"changes": [{"kind": "GPU 0", "name": "power limit", "what": "300 W"}], "notes": ["ECC waits"]}
+
+    monkeypatch.setattr(CONFIG, "configure", configure)
+    CONFIG.main(["--again"])
+    settings = {"power_limit": "300"}
+    assert calls == [(settings, settings, {"drained": False, "check": False, "boot": False})]
+    assert capsys.readouterr().out == "ECC waits\n"

@@ -298,6 +298,29 @@ def test_a_reason_that_slurm_writes_over_ours_makes_the_node_nobody_elses(
     assert (has["state"], ours) == ("idle+drain", set())
 
 
+def test_settle__of_a_job_that_slurm_could_not_kill__takes_the_drain_over(
+    drain: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cause is the same process, so the node is resumed when that has ended. Other drains of Slurm's stay."""
+    has = {"state": "idle+drain", "reason": "Kill task failed"}
+
+    def run(*argv: str) -> str:
+        if argv[0] == "sinfo":
+            return f"root {has['reason']}" if "--format=%u %E" in argv else has["state"]
+        has["state"] = "idle+drain" if "State=DRAIN" in argv else "idle"
+        has["reason"] = argv[-1].removeprefix("Reason=")
+        return ""
+
+    monkeypatch.setattr(drain, "run", run)
+    ours: set[str] = set()
+    drain.settle("gpu01", {"health": "job 1 of alice: process 7 does not end"}, ours)
+    assert has["reason"] == "clusterctl: health: job 1 of alice: process 7 does not end"
+    assert drain.settle("gpu01", {}, ours) == "gpu01 in"
+    has.update(state="idle+drain", reason="Epilog error")
+    drain.settle("gpu01", {"health": "x"}, ours)
+    assert (has["reason"], ours) == ("Epilog error", set())
+
+
 @pytest.mark.proves("jobs", "A new node counts as new until it entered service.")
 def test_a_node_is_new_until_it_was_put_into_service(
     drain: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -413,7 +436,7 @@ SERVICE = {
     "silent": ("idle*", "{}", False),
     "down": ("down", "{}", False),
     "drained by an operator": ("idle+drain", "{}", False),
-    "reserved": ("reserved", "{}", False),
+    "reserved": ("idle+reserved", "{}", True),
     "in maintenance": ("idle+maint", "{}", False),
     "to be rebooted": ("idle+reboot_requested", "{}", False),
     "powered down": ("idle+powered_down", "{}", False),
