@@ -133,7 +133,7 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"roles/(apptainer|docker|enroot|podman|pyxis)/", ("gpu", "roles")),
     (r"roles/(containerd|containers|dcgm_exporter|gpu_health|nvidia_\w+)/", ("gpu", "kubernetes", "roles")),
     (r"plugins/.*/(slurm_accounts|slurm_limits|users)\.py$", ("roles", "slurm")),
-    (r"clusterctl/inventory/slurm_(limits|policy)\.py$", ("slurm",)),
+    (r"clusterctl/(inventory/slurm_(limits|policy)|slurm/(by_hand|quota)|commands/quota\w*)\.py$", ("slurm",)),
     (r"roles/package_cache/", ("day2", "roles")),
     (r"roles/(gpu_config|slurm_logins)/", ("gpu", "roles")),
     (r"roles/(backup|os_upgrade|reboot|removal|restore)/", ("day2", "kubernetes", "roles")),

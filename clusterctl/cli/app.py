@@ -211,6 +211,7 @@ def health(
 
 
 observing.add_usage(app)
+observing.add_reports(_group("report", "Show accounts: shares, use, limits and waiting jobs."))
 observing.add_open(app)
 
 

@@ -22,7 +22,7 @@ _ELSEWHERE = {
 }
 _SECTIONS = {
     "Set up": ("init", "validate", "discover", "plan", "bootstrap", "verify"),
-    "Look": ("status", "open", "health", "usage", "logs"),
+    "Look": ("status", "open", "health", "usage", "report", "logs"),
     "Operate": (
         "add-node",
         "remove-node",

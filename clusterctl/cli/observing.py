@@ -1,4 +1,4 @@
-"""The verbs that report: `usage`, `open`, `support-bundle`, `alert`."""
+"""The verbs that report: `usage`, `report`, `open`, `support-bundle`, `alert`."""
 
 from dataclasses import replace
 from enum import StrEnum
@@ -26,6 +26,14 @@ class _UsageFormat(StrEnum):
     csv = "csv"
     json = "json"
     html = "html"
+
+
+class _QuotaFormat(StrEnum):
+    """The values of `report quota --output`."""
+
+    text = "text"
+    csv = "csv"
+    json = "json"
 
 
 class _Severity(StrEnum):
@@ -59,6 +67,23 @@ def add_usage(app: typer.Typer) -> None:
         from clusterctl.commands.usage import usage_command
 
         return usage_command(options, since, until, by, output)
+
+
+def add_reports(reports: typer.Typer) -> None:
+    """Add the verbs of the group `report`."""
+
+    @verb(reports, "quota", *SUDO, of="report")
+    def report_quota(
+        options: Any,
+        users: Annotated[bool, typer.Option("--users", help="Show the users of each account, too.")] = False,
+        output: Annotated[
+            _QuotaFormat, typer.Option(help="csv, json: on stdout, progress on stderr.")
+        ] = _QuotaFormat.text,
+    ) -> int:
+        """Show shares, use and limits of Slurm's accounts."""
+        from clusterctl.commands.quota import quota_command
+
+        return quota_command(options, output, users)
 
 
 def add_open(app: typer.Typer) -> None:

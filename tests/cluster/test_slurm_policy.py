@@ -1,6 +1,7 @@
 """Who may use how much of Slurm: accounts, QOS and limits of the inventory, as ordinary users meet them."""
 
 import json
+import math
 import re
 import shlex
 from collections.abc import Iterator
@@ -125,6 +126,58 @@ def test_preemption__of_a_scavenger__requeues_its_job(lab: TestLab) -> None:
     lab.root("gpu01", "touch /var/tmp/enough")
     ended(lab, preempted)
     assert of_jobs(lab, preempted, "Restarts") == ["1"]
+
+
+def by_association(lab: TestLab) -> dict[tuple[str, str], dict[str, str]]:
+    """Return what sshare prints of accounts and users."""
+    fields = ("NormShares", "RawUsage", "LevelFS")
+    argv = f"sshare --all --parsable2 --noheader --format=Account,User,{','.join(fields)}"
+    rows = [line.strip().split("|") for line in lab.root("head1", argv).splitlines()]
+    return {(row[0], row[1]): dict(zip(fields, row[2:], strict=True)) for row in rows}
+
+
+@pytest.fixture
+def limited(lab: TestLab) -> Iterator[list[str]]:
+    """Two jobs of carol's, of which a limit set by hand lets one run; an account and a QOS made by hand."""
+    lab.root("head1", f"{SACCTMGR} modify account where name=students set GrpTRES=gres/gpu=1")
+    lab.root("head1", f"{SACCTMGR} add account spare parent=science; {SACCTMGR} add qos spare")
+    jobs = [submit(lab, "carol", "sleep 600", "--gres=gpu:1", "--time=20") for _ in range(2)]
+    yield jobs
+    lab.root("head1", f"scancel {' '.join(jobs)}")
+    lab.root("head1", f"{SACCTMGR} modify account where name=students set GrpTRES=gres/gpu=-1")
+    lab.root("head1", f"{SACCTMGR} delete account name=spare; {SACCTMGR} delete qos name=spare")
+
+
+@pytest.mark.proves("jobs", "`report quota` agrees with sshare and squeue, and lists what was made by hand.")
+def test_quota__of_a_job_at_a_limit__agrees_with_slurm(lab: TestLab, limited: list[str]) -> None:
+    def reasons() -> set[str]:
+        return {*lab.root("head1", f"squeue --noheader --jobs={','.join(limited)} --format=%r").split()}
+
+    wait_until(lambda: reasons() == {"None", "AssocGrpGRES"}, lambda: lab.root("head1", "squeue"))
+    wait_until(lambda: int(by_association(lab)["students", ""]["RawUsage"]) >= 20)  # each PriorityCalcPeriod
+    before, found, after = by_association(lab), lab.run("report quota", "--users"), by_association(lab)
+    while before != after:  # Slurm computed them again meanwhile
+        before, found, after = after, lab.run("report quota", "--users"), by_association(lab)
+    rows = {(row["account"], row["user"]): row for row in [*found["accounts"], *found["users"]]}
+    assert rows.keys() == after.keys()
+    whole = int(after["root", ""]["RawUsage"])
+    for key, row in rows.items():
+        assert row["use"] == pytest.approx(int(after[key]["RawUsage"]) / whole, abs=1.5 / whole), key
+        if key != ("root", ""):
+            assert row["share"] == pytest.approx(float(after[key]["NormShares"]), abs=1e-6), key
+            expected = float(after[key]["LevelFS"])
+            assert row["level_fs"] == (None if expected == math.inf else pytest.approx(expected, rel=0.01)), key
+    for key in (("students", ""), ("students", "carol")):
+        assert [rows[key][name] for name in ("gpus", "running", "waiting")] == [1, 1, 1]
+        (wait,) = rows[key]["waits"]
+        assert wait == {"reason": "AssocGrpGRES", "jobs": 1, "meaning": "limit of students: 1 GPU"}
+    assert (rows["students", ""]["gpu_limit"], rows["science", ""]["waiting"], rows["root", ""]["gpus"]) == (1, 1, 1)
+    assert found["not_in_inventory"] == [
+        "account spare (below science)", "QOS spare", "account students: GrpTRES=gres/gpu=1",
+    ]  # fmt: skip
+    assert (found["differs"], found["not_in_slurm"], found["notes"]) == ([], [], [])
+    page = clusterctl("report", "quota", str(lab.inventory))
+    assert "AssocGrpGRES (limit of students: 1 GPU)" in page.stdout, described(page)
 
 
 @pytest.mark.proves("jobs", "A limit that is edited by hand is repaired; those that nobody declares stay.")
