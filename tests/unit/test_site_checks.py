@@ -11,6 +11,10 @@ SITE = installed("site_checks")
 
 
 def found(directory: Path, seconds: float = 5.0, **commands: str) -> list[tuple[str, bool]]:
+    return all_of(directory, commands, seconds)
+
+
+def all_of(directory: Path, commands: dict[str, str], seconds: float = 5.0) -> list[tuple[str, bool]]:
     return list(SITE.problems(commands, {}, seconds, directory))
 
 
@@ -42,7 +46,7 @@ def test_problems__of_checks_that_fail__are_their_first_lines(tmp_path: Path) ->
 
 def test_problems__of_a_check_that_does_not_end__are_its_timeout(tmp_path: Path) -> None:
     hung = {f"slow{number}": "sleep 60 & wait" for number in range(3)}
-    assert found(tmp_path, 0.5, **hung, fast="false") == [
+    assert all_of(tmp_path, {**hung, "fast": "false"}, 0.5) == [
         *((f"{name}: timed out after 0.5 s", True) for name in hung),
         ("fast: exit status 1", True),
     ]
@@ -64,4 +68,4 @@ def test_problems__of_a_check_that_hangs__do_not_start_it_again(tmp_path: Path) 
 
 def test_problems__of_many_checks_that_print_much__are_all_there(tmp_path: Path) -> None:
     commands = {f"check{number:02}": "yes | head -c 300000; exit 1" for number in range(12)}
-    assert found(tmp_path, **commands) == [(f"{name}: y", True) for name in commands]
+    assert all_of(tmp_path, commands) == [(f"{name}: y", True) for name in commands]
