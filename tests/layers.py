@@ -47,7 +47,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/cluster/test_usage.py",
     ),
     # Slurm: accounts, shares and limits; what happens between jobs.
-    "slurm": ("tests/cluster/test_between_jobs.py", "tests/cluster/test_slurm_policy.py"),
+    "slurm": (
+        "tests/cluster/test_between_jobs.py",
+        "tests/cluster/test_login_nodes.py",
+        "tests/cluster/test_slurm_policy.py",
+    ),
     # What is seen of a cluster, and what follows: alerts, receivers, drains, pages, dashboards, logs.
     "monitoring": (
         "tests/cluster/test_alert_limit.py",
@@ -135,7 +139,9 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"plugins/.*/(slurm_accounts|slurm_limits|users)\.py$", ("roles", "slurm")),
     (r"clusterctl/(inventory/slurm_(limits|policy)|slurm/(by_hand|quota)|commands/quota\w*)\.py$", ("slurm",)),
     (r"roles/package_cache/", ("day2", "roles")),
-    (r"roles/(gpu_config|slurm_logins)/", ("gpu", "roles")),
+    (r"roles/login/", ("roles", "slurm")),
+    (r"roles/gpu_config/", ("gpu", "roles")),
+    (r"roles/slurm_logins/", ("gpu", "roles", "slurm")),
     (r"roles/(backup|os_upgrade|reboot|removal|restore)/", ("day2", "kubernetes", "roles")),
     (r"playbooks/(add|backup|reboot|remove|replace|restore|upgrade)[^/]*\.yml$", ("day2", "contract", "kubernetes")),
     (r"plugins/.*/(os_upgrade|slurm_backup|slurm_restore|cluster_backup)\.py$", ("day2", "roles")),

@@ -51,6 +51,7 @@ SUBJECTS = {
     "untrusted": "Untrusted input: directories, nodes, jobs",
     "packages": "Packages and their sources",
     "jobs": "Slurm and jobs",
+    "login": "Login nodes",
     "kubernetes": "Kubernetes and pods",
     "gpu": "GPU settings and MIG",
     "driver": "NVIDIA's driver and CUDA",

@@ -6,10 +6,10 @@ from functools import cache
 from pathlib import Path
 
 from clusterctl.inventory import host_pattern
-from clusterctl.inventory.schedulers import KINDS
+from clusterctl.inventory.schedulers import KINDS, LOGIN
 from clusterctl.util import yaml_text
 
-_IN_SERVICE = (*(group for kind in KINDS for group in sorted(kind.groups)), "gpu_config")
+_IN_SERVICE = (*(group for kind in KINDS for group in sorted(kind.groups)), LOGIN, "gpu_config")
 """Groups whose roles can be uninstalled only together with the node."""
 APPLY = "apply"
 """The role that applies what the roles before it in a play describe; a host does not get anything by it."""

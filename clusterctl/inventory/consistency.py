@@ -18,7 +18,7 @@ from clusterctl.inventory import (
 )
 from clusterctl.inventory.document import Node, shown
 from clusterctl.inventory.reading import HostDraft, Reading
-from clusterctl.inventory.schedulers import KINDS, SLURM, of_groups
+from clusterctl.inventory.schedulers import KINDS, LOGIN, SLURM, of_groups
 from clusterctl.util import files, paths, yaml_text
 from clusterctl.util.text import did_you_mean
 
@@ -65,6 +65,7 @@ def check(reading: Reading, whole: bool = True) -> None:
         _unread(reading)
         _required(reading)
         if whole:
+            _login(reading)
             _logging(reading)
             _package_cache(reading)
             _partitions(reading)
@@ -94,14 +95,28 @@ def _schedulers(reading: Reading) -> None:
             reading.refuse(host.position, host.name, f"in two schedulers, got {', '.join(joined)}, expected one")
 
 
+def _login(reading: Reading) -> None:
+    """Check that login nodes belong to a cluster of Slurm and run no jobs."""
+    for host in (host for host in reading.hosts.values() if LOGIN in host.groups):
+        key = f"all.children.{LOGIN}"
+        if SLURM.head not in reading.groups:
+            reading.refuse(host.position, key, f"{host.name} would log in to Slurm, but there is no group {SLURM.head}")
+        elif kind := of_groups(host.groups):
+            group = next(group for group in (kind.head, kind.workers) if group in host.groups)
+            hint = f"remove {host.name} from one of the two groups"
+            reading.refuse(host.position, key, f"{host.name} is also in {group}, expected a host of its own", hint)
+
+
 def _submission(reading: Reading) -> None:
     """Check that all Slurm hosts have the container plugin: a host without it ignores the image."""
     if "enroot" not in reading.groups:
         return
-    members = [host for host in reading.hosts.values() if host.groups & {"slurm_head", "slurm_workers"}]
+    users_of_slurm = [group for group in ("slurm_head", "slurm_workers", LOGIN) if group in reading.groups]
+    members = [host for host in reading.hosts.values() if not host.groups.isdisjoint(users_of_slurm)]
     if missing := [host.name for host in members if "enroot" not in host.groups]:
         message = f"lacks {', '.join(missing)}, where srun --container-image would fail or have no effect"
-        reading.refuse(reading.top, "all.children.enroot", message, "children: {slurm_head: {}, slurm_workers: {}}")
+        hint = f"children: {{{', '.join(f'{group}: {{}}' for group in users_of_slurm)}}}"
+        reading.refuse(reading.top, "all.children.enroot", message, hint)
 
 
 def _logging(reading: Reading) -> None:
@@ -284,7 +299,7 @@ def _slurm_source(reading: Reading) -> None:
     Hosts without a source inherit the head's source, but not its release.
     """
     refused = set()
-    members = [host for host in reading.hosts.values() if host.groups & {"slurm_head", WORKERS}]
+    members = [host for host in reading.hosts.values() if host.groups & {"slurm_head", WORKERS, LOGIN}]
     of_head = next((host.merged for host in members if "slurm_head" in host.groups), {})
     for host in members:
         names = ("slurm_head_source", "slurm_head_repository")

@@ -36,6 +36,8 @@ class Kind:
 
 SLURM = Kind("slurm", "Slurm", "job")
 KUBERNETES = Kind("kubernetes", "Kubernetes", "pod", has_several_heads=True)
+LOGIN = "login"
+"""The group of Slurm's login nodes."""
 KINDS = (SLURM, KUBERNETES)
 """All kinds. The head of the first one in an inventory has the cluster's lock, names and time."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from clusterctl.inventory import slurm_defaults, slurm_source
 from clusterctl.inventory.model import Host, Inventory
-from clusterctl.inventory.schedulers import SLURM
+from clusterctl.inventory.schedulers import LOGIN, SLURM
 from clusterctl.nodes.contact import Facts
 from clusterctl.slurm import versions
 from clusterctl.util.errors import Finding
@@ -21,7 +21,7 @@ _RESTORE = "restore a backup: clusterctl restore; to start with an empty queue a
 
 
 def releases(inventory: Inventory, known: Mapping[str, Hardware]) -> Iterator[Finding]:
-    """Refuse an unknown release, and workers that the head's release does not support."""
+    """Refuse an unknown release, and workers and login nodes that the head's release does not support."""
     if not (heads := inventory.in_group(SLURM.head)):
         return
     head, oldest = heads[0], versions.oldest()
@@ -30,7 +30,7 @@ def releases(inventory: Inventory, known: Mapping[str, Hardware]) -> Iterator[Fi
         found = f"the planned Slurm is {head_release}, expected {', '.join(oldest)}"
         yield Finding(head.name, "slurm version", found, f"correct {versions.PIN}, or use a later clusterctl")
         return
-    for worker in inventory.in_group(SLURM.workers):
+    for worker in (*inventory.in_group(SLURM.workers), *inventory.in_group(LOGIN)):
         release = versions.of_node(worker, known[worker.name]) if worker.name in known else None
         if head_release and release and not versions.work_together(head_release, release):
             supported = f"{oldest[head_release]} to {head_release}"
@@ -92,7 +92,7 @@ def probe_options(inventory: Inventory, host: Host, daemons: Sequence[str]) -> d
 
     `daemons` are the package names of all sources.
     """
-    if host.scheduler is not SLURM:
+    if host.scheduler is not SLURM and LOGIN not in host.groups:
         return {}
     return {"daemons": list(daemons), "worker": slurm_source.names(inventory, host, "worker")}
 

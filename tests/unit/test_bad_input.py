@@ -443,6 +443,12 @@ all:
 """,
 )
 inventory(
+    {"Meaning: login node that is a worker": "gpu01 is also in slurm_workers, expected a host of its own"},
+    good("gpu01: {ansible", "§gpu01: {ansible").replace(
+        "    monitoring:", "    login: {hosts: {gpu01: {}}}\n    monitoring:"
+    ),
+)
+inventory(
     {"Meaning: driver and CUDA that do not fit": "CUDA 13.0 needs driver 580.65.06 or newer, got 570 for gpu01"},
     good(
         "gpu01: {ansible_host: 10.0.0.11, ansible_port: 2222}",

@@ -120,6 +120,37 @@ def test_slurms_containers_are_on_all_its_hosts(tmp_path: Path, members: str, mi
     assert f"lacks {missing}, where srun" in problem
 
 
+@pytest.mark.proves("inventory", "A login node that is a head or a worker, or without Slurm, is refused.")
+@pytest.mark.parametrize(
+    ("login", "prefix", "said"),
+    [
+        ("gpu01: {}", "slurm", "5:15: all.children.login: gpu01 is also in slurm_workers, expected a host of its own"),
+        ("head1: {}", "slurm", "5:15: all.children.login: head1 is also in slurm_head, expected a host of its own"),
+        (
+            "login1: {ansible_host: 10.0.0.9}",
+            "kubernetes",
+            "5:15: all.children.login: login1 would log in to Slurm, but there is no group slurm_head",
+        ),
+        ("login1: {ansible_host: 10.0.0.9}", "slurm", ""),
+    ],
+)
+def test_login__without_a_host_of_its_own__is_refused(tmp_path: Path, login: str, prefix: str, said: str) -> None:
+    text = f"""\
+    all:
+      vars: {{cluster_name: aurora}}
+      children:
+        login:
+          hosts: {{{login}}}
+        {prefix}_head: {{hosts: {{head1: {{ansible_host: 10.0.0.1}}}}}}
+        {prefix}_workers: {{hosts: {{gpu01: {{ansible_host: 10.0.0.2}}}}}}
+    """
+    path = write(tmp_path, textwrap.dedent(text))
+    found = [] if not said else problems(path, schema.load())
+    if not said:
+        inventory.load(path, schema.load())
+    assert [said in problem for problem in found] == [True] * bool(said), found
+
+
 @pytest.mark.parametrize("member", ["a10", "monitoring", "all"])
 def test_a_group_has_no_other_groups_hosts(tmp_path: Path, known: Schema, member: str) -> None:
     text = GOOD.replace("hosts:\n        head1: {}\n", f"children: {{{member}: {{}}}}\n")

@@ -135,7 +135,7 @@ def test_readers__of_a_variable__are_the_roles_that_may_read_it(
 WORKER = {"all", "gpu01", "slurm_workers"}
 HEAD = {"all", "head1", "slurm_head", "monitoring"}
 PRECISE: Mapping[str, tuple[set[str], set[str]]] = {
-    "users_accounts": ({"slurm_logins", "users"}, {"users"}),
+    "users_accounts": ({"slurm_logins", "users"}, {"slurm_logins", "users"}),
     "users_accounts:uids": ({"base", "packages"}, {"base", "packages"}),
     "cluster_timezone": ({"base", "filebeat", "packages"}, {"base", "filebeat", "packages"}),
     "prometheus_retention_time": (set(), {"prometheus"}),

@@ -30,6 +30,7 @@ from tests.systems.rendering import (
     SCHEDULERS,
     SECRET,
     SYSTEMS,
+    Cluster,
     Role,
     a_cluster,
     load,
@@ -488,6 +489,23 @@ def test_logins__by_what_the_host_is__need_a_job(
     assert role.value("__slurm_logins_guarded") is guarded
     packages = [{"name": "libpam-slurm-adopt", "hold": True}]
     assert role.value("__slurm_logins_packages") == (packages if guarded else [])
+
+
+@pytest.mark.proves("login", "With login nodes the head admits administrators by SSH; nothing else of it changes.")
+@pytest.mark.parametrize(("login", "state"), [({}, "absent"), ({"login1": {"ansible_host": "10.0.0.20"}}, "present")])
+def test_logins__of_a_head__depend_on_login_nodes(tmp_path: Path, login: dict[str, Any], state: str) -> None:
+    a_cluster(tmp_path, "debian-13")
+    path = tmp_path / "inventory.yaml"
+    tree = yaml.safe_load(path.read_text())
+    tree["all"]["children"] |= {"login": {"hosts": login}} if login else {}
+    path.write_text(yaml.safe_dump(tree))
+    calls = Cluster(path, "debian-13").role("slurm_logins", "head1").calls()
+    (call,) = [call for _, call in calls if "files" in call]
+    assert (call["state"], call["packages"], call["units"]) == (state, [], [])
+    if login:
+        texts = {file["dest"]: str(file.get("insert", "")) for file in call["files"]}
+        assert "pam_deny.so" in texts["/etc/pam.d/sshd"]
+        assert "pam_slurm_adopt" not in texts["/etc/pam.d/sshd"]
 
 
 @pytest.mark.proves("firewall", "Administrators, sudoers and who runs clusterctl reach workers without a job.")

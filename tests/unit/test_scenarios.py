@@ -95,6 +95,7 @@ ELSEWHERE = {
         "test_log_search.py::test_plan__with_pages_and_receiver__lists_what_they_install",
         "logstash_senders",
     ),
+    "login": Elsewhere("long", "test_login_nodes.py::test_login__job_of_a_user__runs_on_a_worker", "sbatch"),
     "mpi": Elsewhere("long", "test_first_hour.py::test_mpi__program_of_a_user__runs_on_two_nodes", "mpicc"),
     "nvidia_cuda": Elsewhere(
         "ordinary", "test_driver.py::test_users_choose_among_toolkits_side_by_side", '"nvidia_cuda"'
