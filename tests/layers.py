@@ -136,8 +136,14 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"tests/dashboards/", ("monitoring",)),
     (r"roles/(apptainer|docker|enroot|podman|pyxis)/", ("gpu", "roles")),
     (r"roles/(containerd|containers|dcgm_exporter|gpu_health|nvidia_\w+)/", ("gpu", "kubernetes", "roles")),
-    (r"plugins/.*/(slurm_accounts|slurm_limits|users)\.py$", ("roles", "slurm")),
-    (r"clusterctl/(inventory/slurm_(limits|policy)|slurm/(by_hand|quota)|commands/quota\w*)\.py$", ("slurm",)),
+    (r"plugins/.*/(slurm_(accounts|limits|reservations)|users)\.py$", ("roles", "slurm")),
+    (
+        r"clusterctl/(inventory/slurm_(limits|policy|reservations)|nodes/probe/reservations|slurm/(by_hand|quota)"
+        r"|commands/quota\w*)\.py$",
+        ("slurm",),
+    ),
+    (r"tests/cluster/hung_mount\.py$", ("slurm",)),
+    (r"roles/gpu_health/", ("gpu", "kubernetes", "roles", "slurm")),
     (r"roles/package_cache/", ("day2", "roles")),
     (r"roles/login/", ("roles", "slurm")),
     (r"roles/gpu_config/", ("gpu", "roles")),
