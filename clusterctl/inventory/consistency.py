@@ -47,6 +47,7 @@ def check(reading: Reading, whole: bool = True) -> None:
     _time_zones(reading)
     _slurm_options(reading)
     _time_limits(reading)
+    _gpu_types(reading)
     _whole_or_empty(reading)
     _slurm_source(reading)
     _accounts(reading)
@@ -255,6 +256,16 @@ def _time_limits(reading: Reading) -> None:
                 if key.lower() in _LIMITS and not fits:
                     message = f"got {value.describe()}, expected a time limit such as 1-12:00:00"
                     reading.refuse(value.position, f"{PARTITIONS}.{shown(key)}", message)
+
+
+def _gpu_types(reading: Reading) -> None:
+    """Refuse types of GPUs in partitions that are not text. Which types there are is known after discovery."""
+    for node in _given(reading, PARTITIONS):
+        for value in _of_partitions(node, "gpu"):
+            for item in value.value if isinstance(value.value, list) else [value]:
+                if not isinstance(item.value, str):
+                    message = f"got {item.describe()}, expected a type of GPU such as h100, or a list of types"
+                    reading.refuse(item.position, f"{PARTITIONS}.gpu", message)
 
 
 def _partitions(reading: Reading) -> None:

@@ -166,6 +166,11 @@ _RULES = (
         _matches("(?!(?i:default)$)[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"),  # "default" is special in slurm.conf
         "a name of letters, digits, . _ -, and not default",
     ),
+    Rule(
+        r"_partitions\.gpu",
+        _matches("[A-Za-z0-9][A-Za-z0-9._+-]{0,63}"),
+        "a type of GPU such as h100, as sinfo -o %G shows it",
+    ),
     Rule("_database_(name|user)", _matches("[A-Za-z0-9_]{1,64}"), "a name of letters, digits and _"),
     Rule("_database_host", lambda v: is_ip(v) or is_domain(v), "an IP address or a host name"),
     Rule("_images_directory", _matches(r"((/[\w.+-]+)+)?"), "an absolute path of letters, digits, . _ + -, or nothing"),

@@ -34,6 +34,12 @@ def units(record: Record) -> list[str]:
     return [kind for gpu in record["gpus"] for kind in ([gpu["type"]] if gpu["mig"] is None else gpu["mig"])]
 
 
+def has_gpu(record: Record, types: str | Iterable[str]) -> bool:
+    """Return whether a node has a GPU, or an instance of one, of one of these types; always for no types."""
+    wanted = {one.lower() for one in ([types] if isinstance(types, str) else types)}
+    return not wanted or not wanted.isdisjoint(kind.lower() for kind in units(record))
+
+
 def mb_per_cpu(record: Record) -> float:
     """Return a node's memory (MB) for each CPU."""
     return real_memory(record) / int(record["cpu"]["cpus"])

@@ -142,6 +142,7 @@ def _whole(
     yield from checks.offers(inventory, facts)
     yield from checks.sources(inventory, facts)
     yield from checks.job_defaults(inventory, known)
+    yield from checks.partition_gpus(inventory, known)
     yield from kubernetes_checks.nodes(inventory, facts, known)
     yield from system_checks.unpublished(inventory, known)
 

@@ -160,11 +160,9 @@ def job_defaults(inventory: Inventory, known: Mapping[str, Hardware]) -> Iterato
     found: dict[tuple[str, str], str] = {}
     for partition in head.get("slurm_head_partitions", [{}]):
         given = everywhere | {name.lower() for name in partition.get("options", {})}
-        members = {
-            name
-            for part in partition.get("nodes", [SLURM.workers])
-            for name in (part, *(host.name for host in inventory.in_group(part)))
-        }
+        members = _members(inventory, partition)
+        if types := partition.get("gpu"):
+            members = {name for name in members & workers.keys() if slurm_defaults.has_gpu(workers[name], types)}
         if not given & {"defmempercpu", "defmempernode"}:
             found |= {(name, text): "DefMemPerCPU" for name, text in little.items() if name in members}
         if head.get("slurm_head_gpu_share", True) and "defcpupergpu" not in given:
@@ -173,6 +171,32 @@ def job_defaults(inventory: Inventory, known: Mapping[str, Hardware]) -> Iterato
     for (name, text), option in found.items():
         hint = f"set {option} for its partition in slurm_head_partitions, or correct {hardware.DIRECTORY}/{name}.json"
         yield Finding(name, "slurm defaults", f"{text}: {option} ignores this node", hint, warning=True)
+
+
+def partition_gpus(inventory: Inventory, known: Mapping[str, Hardware]) -> Iterator[Finding]:
+    """Warn of types of GPUs in partitions that none of their workers has."""
+    for head in inventory.in_group(SLURM.head):
+        for partition in head.variables.get("slurm_head_partitions", []):
+            given = partition.get("gpu") or []
+            members = _members(inventory, partition) & known.keys()
+            records = {name: asdict(known[name]) for name in members}
+            present = sorted({kind for record in records.values() for kind in slurm_defaults.units(record)})
+            for wanted in [given] if isinstance(given, str) else given:
+                if any(slurm_defaults.has_gpu(record, wanted) for record in records.values()):
+                    continue
+                found = f"partition {partition['name']}: none of its workers has a GPU of type {wanted}"
+                found += f", they have {', '.join(present)}" if present else ""
+                if not any(slurm_defaults.has_gpu(record, given) for record in records.values()):
+                    found += "; the partition is left out"
+                hint = "correct gpu in slurm_head_partitions, or add such a worker"
+                yield Finding(head.name, "slurm partitions", found, hint, warning=True)
+
+
+def _members(inventory: Inventory, partition: Mapping[str, Any]) -> set[str]:
+    """Return the names of the workers that a partition's `nodes` selects."""
+    workers = {host.name for host in inventory.in_group(SLURM.workers)}
+    parts = partition.get("nodes") or [SLURM.workers]
+    return workers & {name for part in parts for name in (part, *(host.name for host in inventory.in_group(part)))}
 
 
 def lost_head(

@@ -51,6 +51,11 @@ def gpu_types(records: Iterable[Record]) -> list[str]:
     return sorted({kind for record in records for kind in units(record)})
 
 
+def with_gpu(names: Iterable[str], records: Mapping[str, Record], types: str | Sequence[str]) -> list[str]:
+    """Return the nodes with a GPU of one of these types; all nodes if there are no types."""
+    return [name for name in names if slurm_defaults.has_gpu(records[name], types)]
+
+
 def _ranges(numbers: Iterable[str]) -> str:
     """Fold numbers of one width into ``0-3,7``."""
     ordered = sorted(numbers, key=int)
@@ -267,4 +272,5 @@ class FilterModule:
             "slurm_partition": partition,
             "slurm_release": release,
             "slurm_reservations": reservations,
+            "slurm_with_gpu": with_gpu,
         }

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.systems.rendering import SYSTEMS, Cluster, a_cluster, record
 
@@ -71,6 +72,65 @@ def test_slurm_conf__no_imex_nodes__has_no_switch(tmp_path: Path) -> None:
     cluster.set("gpu01", nvidia_driver_imex_nodes=[])
     role = cluster.role("slurm_head", "head1")
     assert "SwitchType" not in options(role.render(role.path / "templates/slurm.conf.j2"))
+
+
+def partitions(directory: Path, given: list[dict[str, Any]], types: dict[str, list[str]]) -> dict[str, str]:
+    """Return the nodes of each partition in slurm.conf, by name, of a cluster whose workers have these GPUs."""
+    a_cluster(directory, "debian-13")
+    inventory = yaml.safe_load((directory / "inventory.yaml").read_text())
+    workers = inventory["all"]["children"]["slurm_workers"]["hosts"]
+    workers |= {name: {"ansible_host": f"{name}.example"} for name in ("gpu02", "gpu03")}
+    (directory / "inventory.yaml").write_text(yaml.safe_dump(inventory))
+    for number, name in enumerate(types, 1):
+        found = record(name, number, "debian-13")
+        gpu = found["gpus"][0]
+        # A type with a dot is a profile: its GPU is divided.
+        found["gpus"] = [
+            gpu
+            | {"index": index, "device": f"/dev/nvidia{index}"}
+            | ({"mig": [kind]} if "." in kind else {"type": kind})
+            for index, kind in enumerate(types[name])
+        ]
+        (directory / f"hardware/{name}.json").write_text(json.dumps(found))
+    role = Cluster(directory / "inventory.yaml", "debian-13").role("slurm_head", "head1", slurm_head_partitions=given)
+    lines = role.render(role.path / "templates/slurm.conf.j2").splitlines()
+    words = [line.split() for line in lines if line.startswith("PartitionName=")]
+    omitted = [line.rpartition(" ")[2] for line in lines if line.startswith("# no worker with such a GPU yet:")]
+    return {word[0].split("=")[1]: word[1].split("=")[1] for word in words} | dict.fromkeys(omitted, "omitted")
+
+
+@pytest.mark.proves("jobs", "A partition of a type of GPU has the workers whose records have such a GPU.")
+def test_partition__of_a_type_of_gpu__has_its_workers(tmp_path: Path) -> None:
+    given: list[dict[str, Any]] = [
+        {"name": "main", "default": True},
+        {"name": "empty", "gpu": []},
+        {"name": "h", "gpu": "H100"},
+        {"name": "both", "gpu": ["h100", "a100"]},
+        {"name": "mig", "gpu": "1g.10gb"},
+        {"name": "narrow", "gpu": "h100", "nodes": ["gpu01"]},
+        {"name": "typo", "gpu": "h10"},
+        {"name": "group", "gpu": "h100", "nodes": ["slurm_workers"]},
+    ]
+    types = {"gpu01": ["a100", "1g.10gb"], "gpu02": ["h100"]}
+    assert partitions(tmp_path, given, types) == {
+        "main": "ALL",
+        "empty": "ALL",
+        "h": "gpu02",
+        "both": "gpu[01-02]",
+        "mig": "gpu01",
+        "narrow": "omitted",
+        "typo": "omitted",
+        "group": "gpu02",
+    }
+
+
+def test_partition__of_a_type_that_comes_later__has_the_new_worker(tmp_path: Path) -> None:
+    given = [{"name": "main"}, {"name": "h", "gpu": "h100"}]
+    (before := tmp_path / "before").mkdir()
+    (after := tmp_path / "after").mkdir()
+    types = {"gpu01": ["a100"], "gpu02": ["a100"]}
+    assert partitions(before, given, types) == {"main": "ALL", "h": "omitted"}
+    assert partitions(after, given, types | {"gpu03": ["h100"]}) == {"main": "ALL", "h": "gpu03"}
 
 
 @pytest.mark.proves("packages", "An upgrade of the system does not move Slurm's packages: all are held.")

@@ -55,6 +55,8 @@ USUAL = {name: worker(name) for name in ("gpu01", "gpu02", "gpu03")}
         (worker("gpu04", memory_mb=1024), {"slurm_head_conf_extra": {"DefMemPerCPU": 100}}, []),
         (worker("gpu04", memory_mb=1024), {"slurm_head_partitions": [OWN]}, []),
         (worker("gpu04", memory_mb=1024), {"slurm_head_partitions": [OWN, {"name": "all"}]}, [LITTLE]),
+        (worker("gpu04", memory_mb=1024), {"slurm_head_partitions": [{"name": "a", "gpu": "a100"}]}, [LITTLE]),
+        (worker("gpu04", memory_mb=1024), {"slurm_head_partitions": [{"name": "h", "gpu": ["h100"]}]}, []),
     ],
 )
 def test_slurm_defaults__worker_far_below_the_others__is_reported(
@@ -63,6 +65,28 @@ def test_slurm_defaults__worker_far_below_the_others__is_reported(
     findings = list(checks.job_defaults(cluster(tmp_path, **variables), {**USUAL, "gpu04": odd}))
     assert [(one.node, one.found, one.warning) for one in findings] == [("gpu04", text, True) for text in found]
     assert all("slurm_head_partitions, or correct hardware/gpu04.json" in one.hint for one in findings)
+
+
+@pytest.mark.proves("preflight", "A partition of GPUs that no worker has is reported, with the types there are.")
+@pytest.mark.parametrize(
+    ("partition", "found"),
+    [
+        ({"gpu": "a100"}, []),
+        ({"gpu": "A100", "nodes": ["gpu02"]}, []),
+        ({}, []),
+        ({"gpu": []}, []),
+        ({"gpu": "a10"}, ["a10, they have a100; the partition is left out"]),
+        ({"gpu": ["a100", "h100"]}, ["h100, they have a100"]),
+        ({"gpu": "a100", "nodes": ["gpu04"]}, ["a100; the partition is left out"]),
+    ],
+)
+def test_partition_gpus__of_an_unknown_type__are_reported(
+    tmp_path: Path, partition: dict[str, Any], found: list[str]
+) -> None:
+    given = cluster(tmp_path, slurm_head_partitions=[{"name": "p", **partition}])
+    findings = list(checks.partition_gpus(given, {**USUAL, "gpu04": worker("gpu04", gpus=0)}))
+    begin = "partition p: none of its workers has a GPU of type "
+    assert [(one.node, one.found, one.warning) for one in findings] == [("head1", begin + text, True) for text in found]
 
 
 def test_slurm_defaults__no_worker_is_known__reports_nothing(tmp_path: Path) -> None:
