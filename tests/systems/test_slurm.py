@@ -80,6 +80,7 @@ def partitions(directory: Path, given: list[dict[str, Any]], types: dict[str, li
     inventory = yaml.safe_load((directory / "inventory.yaml").read_text())
     workers = inventory["all"]["children"]["slurm_workers"]["hosts"]
     workers |= {name: {"ansible_host": f"{name}.example"} for name in ("gpu02", "gpu03")}
+    inventory["all"]["children"]["slurm_workers"]["children"] = {"none": {"hosts": {}}}
     (directory / "inventory.yaml").write_text(yaml.safe_dump(inventory))
     for number, name in enumerate(types, 1):
         found = record(name, number, "debian-13")
@@ -122,6 +123,14 @@ def test_partition__of_a_type_of_gpu__has_its_workers(tmp_path: Path) -> None:
         "typo": "omitted",
         "group": "gpu02",
     }
+
+
+@pytest.mark.proves("jobs", "A partition of a sub-group without workers has no worker, not all of them.")
+@pytest.mark.parametrize("more", [{}, {"gpu": "a100"}])
+def test_partition__of_a_group_without_workers__is_left_out(tmp_path: Path, more: dict[str, Any]) -> None:
+    given = [{"name": "main"}, {"name": "p", "nodes": ["none"], **more}]
+    found = partitions(tmp_path, given, {"gpu01": ["a100"]})
+    assert {name: nodes for name, nodes in found.items() if nodes != "omitted"} == {"main": "ALL"}
 
 
 def test_partition__of_a_type_that_comes_later__has_the_new_worker(tmp_path: Path) -> None:
