@@ -50,6 +50,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "slurm": (
         "tests/cluster/test_between_jobs.py",
         "tests/cluster/test_login_nodes.py",
+        "tests/cluster/test_placement.py",
         "tests/cluster/test_slurm_policy.py",
     ),
     # What is seen of a cluster, and what follows: alerts, receivers, drains, pages, dashboards, logs.

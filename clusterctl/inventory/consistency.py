@@ -15,6 +15,7 @@ from clusterctl.inventory import (
     rules,
     slurm_policy,
     slurm_reservations,
+    slurm_topology,
 )
 from clusterctl.inventory.document import Node, shown
 from clusterctl.inventory.reading import HostDraft, Reading
@@ -70,6 +71,7 @@ def check(reading: Reading, whole: bool = True) -> None:
             _logging(reading)
             _package_cache(reading)
             _partitions(reading)
+            slurm_topology.check(reading, _given)
             kubernetes_consistency.check(reading)
 
 

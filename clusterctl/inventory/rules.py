@@ -154,6 +154,9 @@ _RULES = (
         "1 to 100000",
         number=True,
     ),
+    # Slurm counts at most 1024 of a GRES with device files on a node (gres.conf(5)).
+    Rule("slurm_head_shards", lambda v: 0 <= v <= 64, "0 to 64", number=True),
+    Rule("_topology.block_sizes", lambda v: 1 <= v <= 65536, "1 to 65536", number=True),
     Rule("elasticsearch_heap_mb", lambda v: v == 0 or 256 <= v <= 31744, "0, or 256 to 31744", number=True),
     Rule("_interval|_mb", lambda v: 1 <= v <= 2**31 - 1, "1 to 2147483647", number=True),
     Rule(
@@ -162,6 +165,7 @@ _RULES = (
         "up to 32 of a-z 0-9 . _ -, and not a system account",
     ),
     Rule(
+        r"switches\.(name|nodes|switches)|blocks\.(name|nodes)|"
         r"(_|\.slurm_)account|_partitions\.(name|nodes)|_head_(qos|reservations)\.name|_head_accounts\.(name|parent)|(alertmanager|landing_page|logging|prometheus)_user",
         _matches("(?!(?i:default)$)[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"),  # "default" is special in slurm.conf
         "a name of letters, digits, . _ -, and not default",

@@ -30,8 +30,8 @@ def release(record: Record, table: Mapping[str, str], pin: str = "") -> str:
     return next((table[key] for key in keys if key in table), "")
 
 
-def node(record: Record) -> dict[str, Any]:
-    """Return the hardware of a node as options of a ``NodeName`` line."""
+def node(record: Record, shards: int = 0) -> dict[str, Any]:
+    """Return the hardware of a node as options of a ``NodeName`` line, with this number of shards for each GPU."""
     cpu = record["cpu"]
     options: dict[str, Any] = {"CPUs": cpu["cpus"]}
     if cpu["sockets"] * cpu["cores_per_socket"] * cpu["threads_per_core"] == cpu["cpus"]:
@@ -43,7 +43,14 @@ def node(record: Record) -> dict[str, Any]:
     options["RealMemory"] = real_memory(record)
     if count := Counter(units(record)):
         options["Gres"] = ",".join(f"gpu:{kind}:{number}" for kind, number in sorted(count.items()))
+        if total := shards * len(_whole(record)):
+            options["Gres"] += f",shard:{total}"
     return options
+
+
+def _whole(record: Record) -> list[str]:
+    """Return the device files of the GPUs without MIG, the only ones that are shared."""
+    return [str(gpu["device"]) for gpu in record["gpus"] if gpu["mig"] is None]
 
 
 def gpu_types(records: Iterable[Record]) -> list[str]:
@@ -129,6 +136,70 @@ def gres(records: Mapping[str, Record]) -> list[str]:
     return [f"NodeName={hostlist(names)} {line}" for lines, names in nodes.items() for line in lines]
 
 
+def shards(records: Mapping[str, Record], numbers: Mapping[str, int]) -> list[str]:
+    """Return the lines of ``gres.conf`` for shards: a line for each GPU, as https://slurm.schedmd.com/gres.html has it.
+
+    The lines name device files, because Slurm would otherwise divide a node's shards among MIG instances too.
+    """
+    nodes: dict[tuple[int, tuple[str, ...]], list[str]] = {}
+    for name, record in records.items():
+        if numbers[name] and (devices := tuple(_whole(record))):
+            nodes.setdefault((numbers[name], devices), []).append(name)
+    return [
+        f"NodeName={hostlist(names)} Name=shard Count={number} File={device}"
+        for (number, devices), names in nodes.items()
+        for device in devices
+    ]
+
+
+def topology(given: Mapping[str, Any], groups: Mapping[str, Sequence[str]], workers: Sequence[str]) -> list[str]:
+    """Return the lines of ``topology.conf``; `workers` are the nodes of slurm.conf.
+
+    A switch or block without any of these is left out, because Slurm does not start with it.
+    """
+    if given.get("blocks"):
+        filled = {one["name"]: _connected(one, groups, workers) for one in given["blocks"]}
+        lines = [f"BlockName={name} Nodes={hostlist(nodes)}" for name, nodes in filled.items() if nodes]
+        return [*lines, "BlockSizes=" + ",".join(map(str, given["block_sizes"]))]
+    switches = given.get("switches", [])
+    leaves = {one["name"]: _connected(one, groups, workers) for one in switches}
+    used = {name for name, nodes in leaves.items() if nodes}
+    while above := {one["name"] for one in switches if not used.isdisjoint(one.get("switches", []))} - used:
+        used |= above
+    lines = []
+    for one in switches:
+        children = [name for name in one.get("switches", []) if name in used]
+        below = f"Switches={hostlist(children)}" if children else f"Nodes={hostlist(leaves[one['name']])}"
+        lines += [f"SwitchName={one['name']} {below}"] * (one["name"] in used)
+    return lines
+
+
+def _connected(one: Mapping[str, Any], groups: Mapping[str, Sequence[str]], workers: Sequence[str]) -> set[str]:
+    """Return the nodes of a switch or block that are in slurm.conf."""
+    return {host for name in one.get("nodes", []) for host in groups.get(name, [name])}.intersection(workers)
+
+
+def topology_problems(
+    given: Mapping[str, Any], groups: Mapping[str, Sequence[str]], workers: Sequence[str], lowest: str
+) -> list[str]:
+    """Return why a Slurm of this release would not start with the topology.
+
+    BlockSizes replaced BlockLevels in 24.05. Until 25.05 slurmctld ends if a block has fewer nodes than its first
+    number (src/plugins/topology/block/block_record.c).
+    """
+    if not (blocks := given.get("blocks")):
+        return []
+    if lowest < "24.05":
+        return [f"blocks in slurm_head_topology need Slurm 24.05 on all nodes, got {lowest}"]
+    least = given["block_sizes"][0]
+    sizes = {one["name"]: len(_connected(one, groups, workers)) for one in blocks} if lowest < "25.05" else {}
+    return [
+        f"block {name} has {size} nodes with a hardware record, and Slurm {lowest} needs {least} (block_sizes)"
+        for name, size in sizes.items()
+        if 0 < size < least
+    ]
+
+
 def seconds(limit: str) -> float:
     """Return a time limit of slurm.conf(5) in seconds; any other text is no limit.
 
@@ -145,7 +216,12 @@ def seconds(limit: str) -> float:
 
 
 def partition(
-    records: Sequence[Record], given: Mapping[str, Any], default_time: str, share: bool, mb_per_cpu: int = 0
+    records: Sequence[Record],
+    given: Mapping[str, Any],
+    default_time: str,
+    share: bool,
+    mb_per_cpu: int = 0,
+    shards: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Return the options of a partition of these nodes; given options are not changed.
 
@@ -156,6 +232,7 @@ def partition(
     `mb_per_cpu` is the whole cluster's DefMemPerCPU. A partition whose nodes have more gets its own, so that a job's
     memory follows its cores, and its cores follow its GPUs. DefMemPerGPU would give all memory to a job without GPUs:
     Slurm accepts only one of DefMemPerCPU, DefMemPerGPU and DefMemPerNode (slurm.conf(5)).
+    `shards` are the nodes' numbers of shards for each GPU. A shard costs its part of a GPU, by the smallest number.
     """
     records = list(records)
     known = {name.lower(): value for name, value in given.items()}
@@ -169,6 +246,8 @@ def partition(
         if cores:
             options["DefCpuPerGPU"] = cores
         weights = {"CPU": 1.0, "Mem": per_gb, "GRES/gpu": per_gpu}
+        if shared := [number for number, record in zip(shards, records, strict=False) if number and _whole(record)]:
+            weights["GRES/shard"] = per_gpu / min(shared)
         options["TRESBillingWeights"] = ",".join(
             f"{name}={weight:.3f}{'G' if name == 'Mem' else ''}" for name, weight in weights.items()
         )
@@ -273,4 +352,7 @@ class FilterModule:
             "slurm_release": release,
             "slurm_reservations": reservations,
             "slurm_with_gpu": with_gpu,
+            "slurm_shards": shards,
+            "slurm_topology": topology,
+            "slurm_topology_problems": topology_problems,
         }

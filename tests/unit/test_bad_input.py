@@ -626,6 +626,22 @@ together(
             'prometheus_remote_write: {url: "https://m.example.org/", authority: §missing.pem}',
             "prometheus_remote_write.authority: the file",
         ),
+        (
+            "a size of no block",
+            "slurm_head_topology: {blocks: [{name: a, nodes: [slurm_workers]}], block_sizes: [§0]}",
+            "got 0, expected 1 to 65536",
+        ),
+        (
+            "a block without nodes",
+            "slurm_head_topology: {blocks: [§{name: a}], block_sizes: [1]}",
+            'expected the key "nodes" in it',
+        ),
+        (
+            "a name of a switch for two",
+            'slurm_head_topology: {switches: [{name: §"s[0-1]", nodes: [slurm_workers]}]}',
+            "expected a name of letters",
+        ),
+        ("too many shards", "slurm_head_shards: §65", "got 65, expected 0 to 64"),
         ("no time limit", "slurm_head_partitions: [{name: a, options: {MaxTime: §99x}}]", 'got "99x", expected a time'),
         ("no time limit at all", "slurm_head_partitions: [{name: a, options: {maxtime: §}}]", "got nothing, expected"),
         ("no default time", "slurm_head_default_time: §1x", 'got "1x", expected a time limit'),
@@ -1107,6 +1123,79 @@ together(
             "slurm_head_reservations: [{name: a, options: {StartTime: '2027-03-01T08:00', Duration: "
             "60, Users: ada, NodeCnt: 1, PartitionName: §mian}}]",
             "which is not in slurm_head_partitions",
+            "a topology of nothing",
+            "slurm_head_topology: §{block_sizes: [1]}",
+            "has neither switches nor blocks, expected either",
+        ),
+        (
+            "a topology of both",
+            "slurm_head_topology: §{switches: [{name: a, nodes: [gpu01]}], blocks: [{name: b, nodes: [gpu01]}]}",
+            "has switches and blocks, expected either",
+        ),
+        (
+            "blocks without sizes",
+            "slurm_head_topology: §{blocks: [{name: a, nodes: [slurm_workers]}]}",
+            "slurm_head_topology: needs block_sizes",
+        ),
+        (
+            "switches with sizes",
+            "slurm_head_topology: §{switches: [{name: a, nodes: [slurm_workers]}], block_sizes: [1]}",
+            "block_sizes has no effect for switches",
+        ),
+        (
+            "a size that no blocks add up to",
+            "slurm_head_topology: {blocks: [{name: a, nodes: [slurm_workers]}], block_sizes: [2, §6]}",
+            "got 6, expected 2 times a larger power",
+        ),
+        (
+            "a worker in no switch",
+            "slurm_head_topology: §{switches: [{name: a, nodes: [gpu01]}]}",
+            "where Slurm would start no job",
+        ),
+        (
+            "a worker in two switches",
+            "slurm_head_topology: {switches: [{name: a, nodes: [slurm_workers]}, {name: b, nodes: [§gpu01]}]}",
+            "gpu01 is in the switch a too, expected one switch",
+        ),
+        (
+            "a worker in two blocks",
+            "slurm_head_topology: {block_sizes: [1], blocks: [{name: a, nodes: [gpu01]}, {name: b, nodes: [§gpu01]}]}",
+            "gpu01 is in the block a too",
+        ),
+        (
+            "an unknown node of a switch",
+            "slurm_head_topology: {switches: [{name: a, nodes: [slurm_workers, §gpu0l]}]}",
+            "not a worker or a sub-group",
+        ),
+        (
+            "the head in a switch",
+            "slurm_head_topology: {switches: [{name: a, nodes: [slurm_workers, §head1]}]}",
+            "not a worker or a sub-group",
+        ),
+        (
+            "an unknown switch",
+            "slurm_head_topology: {switches: [{name: a, nodes: [slurm_workers]}, {name: b, switches: [§aa]}]}",
+            'no switch "aa"',
+        ),
+        (
+            "a switch twice",
+            "slurm_head_topology: {switches: [{name: a, nodes: [slurm_workers]}, {name: §a, nodes: [gpu01]}]}",
+            "duplicate name, got a",
+        ),
+        (
+            "nodes and switches of a switch",
+            "slurm_head_topology: {switches: [{name: a, nodes: [gpu02]}, {name: §b, nodes: [gpu01], switches: [a]}]}",
+            "b: expected either nodes or switches",
+        ),
+        (
+            "a switch with neither",
+            "slurm_head_topology: {switches: [{name: a, nodes: [slurm_workers]}, {name: §b}]}",
+            "b: expected either nodes or switches",
+        ),
+        (
+            "a switch below itself",
+            "slurm_head_topology: {switches: [{name: a, nodes: [slurm_workers]}, {name: §b, switches: [a, b]}]}",
+            "the switches of b form a circle",
         ),
         ("a partition of nobody", "slurm_head_partitions: [{name: a, nodes: [gpu01, §nix]}]", "not a worker or a sub"),
         ("a number as a type of GPU", "slurm_head_partitions: [{name: a, gpu: §100}]", "expected a type of GPU"),

@@ -1,0 +1,190 @@
+"""Where Slurm's nodes are, and how their GPUs are shared: the examples of Slurm's own pages, made from an inventory."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.systems.rendering import Role, a_cluster
+from tests.unit.test_filter_slurm import THREE, gpu, record
+from tests.unit.test_role_plugins import plugin
+
+SLURM = plugin("filter/slurm")
+TUX = [f"tux{number:02}" for number in range(16)]
+RACKS = {f"rack{number}": TUX[4 * number : 4 * number + 4] for number in range(4)}
+
+
+def leaves(number: int, each: int) -> list[dict[str, Any]]:
+    return [{"name": f"s{one}", "nodes": TUX[each * one : each * one + each]} for one in range(number)]
+
+
+def lines(text: str, *names: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith(names)]
+
+
+def slurm_conf(role: Role) -> str:
+    return role.render(role.path / "templates/slurm.conf.j2")
+
+
+def test_topology__three_levels__are_those_of_slurms_page() -> None:
+    """The first example of https://slurm.schedmd.com/topology.html, with a switch above all."""
+    above = [("s4", [0, 1]), ("s5", [2, 3])]
+    switches = [
+        *leaves(4, 2),
+        *({"name": name, "switches": [f"s{one}" for one in below]} for name, below in above),
+        {"name": "s6", "switches": ["s4", "s5"]},
+    ]
+    assert SLURM.topology({"switches": switches}, {}, TUX[:8]) == [
+        "SwitchName=s0 Nodes=tux[00-01]",
+        "SwitchName=s1 Nodes=tux[02-03]",
+        "SwitchName=s2 Nodes=tux[04-05]",
+        "SwitchName=s3 Nodes=tux[06-07]",
+        "SwitchName=s4 Switches=s[0-1]",
+        "SwitchName=s5 Switches=s[2-3]",
+        "SwitchName=s6 Switches=s[4-5]",
+    ]
+
+
+@pytest.mark.proves("jobs", "Slurm's topology is made from racks of the inventory, as Slurm's page writes it.")
+def test_topology__racks_of_the_inventory__are_leaves_of_one_switch() -> None:
+    """The last example of that page."""
+    switches: list[dict[str, Any]] = [{"name": f"s{one}", "nodes": [f"rack{one}"]} for one in range(4)]
+    switches.append({"name": "s4", "switches": ["s0", "s1", "s2", "s3"]})
+    assert SLURM.topology({"switches": switches}, RACKS, TUX) == [
+        "SwitchName=s0 Nodes=tux[00-03]",
+        "SwitchName=s1 Nodes=tux[04-07]",
+        "SwitchName=s2 Nodes=tux[08-11]",
+        "SwitchName=s3 Nodes=tux[12-15]",
+        "SwitchName=s4 Switches=s[0-3]",
+    ]
+
+
+def test_topology__switches_without_a_recorded_node__are_left_out() -> None:
+    switches = [
+        {"name": "spine", "switches": ["pod0", "pod1"]},
+        {"name": "pod0", "switches": ["s0", "s1"]},
+        {"name": "pod1", "switches": ["s2", "s3"]},
+        *leaves(4, 4),
+    ]
+    assert SLURM.topology({"switches": switches}, {}, ["tux00", "tux02", "tux09"]) == [
+        "SwitchName=spine Switches=pod[0-1]",
+        "SwitchName=pod0 Switches=s0",
+        "SwitchName=pod1 Switches=s2",
+        "SwitchName=s0 Nodes=tux[00,02]",
+        "SwitchName=s2 Nodes=tux09",
+    ]
+
+
+def test_topology__blocks__are_those_of_slurms_page() -> None:
+    """The second example of topology.conf(5), 24.11."""
+    domains = {f"nvl{one + 1}": [f"node{32 * one + number:03}" for number in range(1, 33)] for one in range(4)}
+    workers = [name for names in domains.values() for name in names]
+    blocks = [{"name": f"block{one}", "nodes": [f"nvl{one}"]} for one in (1, 2, 3, 4)]
+    given = {"blocks": blocks, "block_sizes": [30, 120]}
+    assert SLURM.topology(given, domains, workers) == [
+        *(f"BlockName=block{one + 1} Nodes={SLURM.hostlist(names)}" for one, names in enumerate(domains.values())),
+        "BlockSizes=30,120",
+    ]
+    assert SLURM.hostlist(domains["nvl4"]) == "node[097-128]"
+    assert SLURM.topology_problems(given, domains, workers, "24.11") == []
+    assert SLURM.topology_problems(given, domains, workers, "23.11") == [
+        "blocks in slurm_head_topology need Slurm 24.05 on all nodes, got 23.11"
+    ]
+    rest = workers[5:]
+    assert SLURM.topology_problems(given, domains, rest, "25.05") == []
+    assert SLURM.topology_problems(given, domains, rest, "24.11") == [
+        "block block1 has 27 nodes with a hardware record, and Slurm 24.11 needs 30 (block_sizes)"
+    ]
+
+
+@pytest.mark.proves("gpu", "Shards of GPUs are those of Slurm's page; a GPU with MIG has none.")
+def test_shards__of_whole_gpus__are_those_of_slurms_page() -> None:
+    """The second example of https://slurm.schedmd.com/gres.html#Sharding: four GPUs with eight shards each."""
+    mixed = record(gpus=[gpu(0, mig=THREE), gpu(1)])
+    records = {"tux1": record(), "tux2": record(), "odd": mixed, "cpu1": record(gpus=[]), "own": record()}
+    assert SLURM.shards(records, {"tux1": 8, "tux2": 8, "odd": 2, "cpu1": 8, "own": 0}) == [
+        *(f"NodeName=tux[1-2] Name=shard Count=8 File=/dev/nvidia{number}" for number in range(4)),
+        "NodeName=odd Name=shard Count=2 File=/dev/nvidia1",
+    ]
+    assert SLURM.node(record(), 8)["Gres"] == "gpu:a100:4,shard:32"
+    assert SLURM.node(mixed, 2)["Gres"] == "gpu:2g.20gb:2,gpu:3g.40gb:1,gpu:a100:1,shard:2"
+    assert SLURM.node(record(gpus=[gpu(0, mig=THREE)]), 2)["Gres"] == "gpu:2g.20gb:2,gpu:3g.40gb:1"
+    assert "Gres" not in SLURM.node(record(gpus=[]), 2)
+
+
+def test_shards__of_a_partition__cost_their_part_of_a_gpu() -> None:
+    nodes = [record(), record(), record(gpus=[])]
+    weights = SLURM.partition(nodes, {}, "", True, 0, [8, 4, 2])["TRESBillingWeights"]
+    assert weights == "CPU=1.000,Mem=0.260G,GRES/gpu=32.000,GRES/shard=8.000"
+    assert "shard" not in SLURM.partition(nodes, {}, "", True, 0, [0, 0, 2])["TRESBillingWeights"]
+
+
+@pytest.mark.parametrize("source", ["record", "driver"])
+def test_files__with_shards__have_them_where_slurm_reads_them(tmp_path: Path, source: str) -> None:
+    cluster = a_cluster(tmp_path, "debian-13")
+    cluster.set("gpu01", slurm_head_shards=3)
+    role = cluster.role("slurm_head", "head1", slurm_head_gres_source=source)
+    assert lines(slurm_conf(role), "GresTypes", "AccountingStorageTRES", "JobAcctGatherType") == [
+        "GresTypes=gpu,shard",
+        "AccountingStorageTRES=gres/gpu,gres/gpu:a100,gres/shard",
+        "JobAcctGatherType=jobacct_gather/cgroup",
+    ]
+    assert [line.split(" Gres=")[1] for line in lines(slurm_conf(role), "NodeName")] == ["gpu:a100:4,shard:12"]
+    assert "GRES/gpu=0.500,GRES/shard=0.167 State=UP" in slurm_conf(role)
+    found = role.render(role.path / "templates/gres.conf.j2").splitlines()
+    assert found[1] == ("AutoDetect=nvml" if source == "driver" else "AutoDetect=off")
+    assert found[-4:] == [f"NodeName=gpu01 Name=shard Count=3 File=/dev/nvidia{number}" for number in range(4)]
+
+
+def test_shards__set_on_the_head__count_for_workers_without_their_own(tmp_path: Path) -> None:
+    cluster = a_cluster(tmp_path, "debian-13")
+    cluster.set("head1", slurm_head_shards=2)
+    assert cluster.role("slurm_head", "head1").value("__slurm_head_shards") == {"gpu01": 2}
+    cluster.set("gpu01", slurm_head_shards=0)
+    assert cluster.role("slurm_head", "head1").value("__slurm_head_shards") == {"gpu01": 0}
+
+
+@pytest.mark.parametrize(
+    ("topology", "plugin_", "second"),
+    [
+        ({"switches": [{"name": "leaf", "nodes": ["slurm_workers"]}]}, "tree", "SwitchName=leaf Nodes=gpu01"),
+        ({"blocks": [{"name": "a", "nodes": ["gpu01"]}], "block_sizes": [1]}, "block", "BlockName=a Nodes=gpu01"),
+    ],
+)
+def test_files__with_a_topology__name_its_plugin(tmp_path: Path, topology: Any, plugin_: str, second: str) -> None:
+    role = a_cluster(tmp_path, "debian-13").role("slurm_head", "head1", slurm_head_topology=topology)
+    assert lines(slurm_conf(role), "TopologyPlugin") == [f"TopologyPlugin=topology/{plugin_}"]
+    files = {file["dest"]: file for file in role.value("__slurm_head_files")}
+    text = (role.content(files["/etc/slurm/topology.conf"]) or b"").decode()
+    assert text.splitlines()[1] == second
+    assert role.value("__slurm_head_problems") == []
+    assert "/etc/slurm/topology.conf" in role.value("__slurm_head_units")[1]["reload_on"]
+
+
+@pytest.mark.proves("bootstrap", "A Slurm without shards or blocks is refused before its files are written.")
+@pytest.mark.parametrize(
+    ("system", "known", "refused"),
+    [
+        ("ubuntu-22.04", {"slurm_head_shards": 2}, "slurm_head_shards needs Slurm 22.05 on all nodes, got 21.08"),
+        ("debian-12", {"slurm_head_shards": 2}, ""),
+        (
+            "ubuntu-24.04",
+            {"slurm_head_topology": {"blocks": [{"name": "a", "nodes": ["gpu01"]}], "block_sizes": [1]}},
+            "blocks in slurm_head_topology need Slurm 24.05 on all nodes, got 23.11",
+        ),
+    ],
+)
+def test_release__too_old_for_placement__is_refused(
+    tmp_path: Path, system: str, known: dict[str, Any], refused: str
+) -> None:
+    role = a_cluster(tmp_path, system).role("slurm_head", "head1", **known)
+    assert role.value("__slurm_head_problems") == [refused] * bool(refused)
+
+
+def test_files__without_variables__have_no_line_of_placement(tmp_path: Path) -> None:
+    role = a_cluster(tmp_path, "debian-13").role("slurm_head", "head1")
+    files = {file["dest"]: file for file in role.value("__slurm_head_files")}
+    assert files["/etc/slurm/topology.conf"]["state"] == "restored"
+    text = slurm_conf(role) + role.render(role.path / "templates/gres.conf.j2")
+    assert "opology" not in text
+    assert "shard" not in text
