@@ -93,6 +93,18 @@ def add(known_hosts: Path, new: Sequence[HostKey]) -> None:
         _write(known_hosts, [*home.known_hosts(known_hosts), *dict.fromkeys(added)])
 
 
+def add_beside(known_hosts: Path, names: Iterable[str], key: str) -> None:
+    """Add a key beside the recorded ones of these names; `key` is its type and its text in base64."""
+    kind, text = key.split()
+    added = []
+    for name in names:
+        accepted, _ = keys(known_hosts, name)
+        if (kind, text) not in [(known.get_name(), known.get_base64()) for known in accepted]:
+            added.append(f"{name} {key}")
+    if added:
+        _write(known_hosts, [*home.known_hosts(known_hosts), *added])
+
+
 def replace(known_hosts: Path, key: HostKey) -> None:
     """Replace all keys of a name with this key; other names on the same lines are kept."""
     kept = []

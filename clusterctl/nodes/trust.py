@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from clusterctl.inventory.model import Host, Inventory
+from clusterctl.inventory.schedulers import LOGIN
 from clusterctl.nodes import known_hosts as trusted
 from clusterctl.nodes import route
 from clusterctl.nodes.known_hosts import HostKey
@@ -10,8 +11,10 @@ from clusterctl.nodes.parallel import each
 from clusterctl.nodes.remote import Access, shown_key
 from clusterctl.nodes.session import ContactError, Failure
 from clusterctl.util.errors import Finding, InputError, PreflightError, Problem
+from clusterctl.workspace import login_key, secrets
 
 FINGERPRINT = "cluster_host_key"
+_KEEPS = "login_keep_host_key"
 _PROCESSES = 16  # of `ssh -G`, which each host's route takes once
 _TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ssh-rsa")
 
@@ -56,6 +59,32 @@ def ensure(inventory: Inventory, access: Access, accept: bool = False, ask: Ask 
     for hosts in ([h for h in new if not h.jump], [h for h in new if h.jump]):
         if hosts and (accept or ask or any(FINGERPRINT in host.variables for host in hosts)):
             _record(hosts, access, accept, ask)
+
+
+def add_login_key(inventory: Inventory, access: Access) -> None:
+    """Record the key that role login installs on login nodes, beside the key that each of them presents now.
+
+    So a node is accepted before and after its sshd presents the new one. A node without a recorded key is left out.
+    Raises PreflightError for a node of which only keys of another type are recorded: ssh would then ask it for its own
+    key of this type, which is not recorded.
+    """
+    nodes = [host for host in inventory.in_group(LOGIN) if host.variables.get(_KEEPS, True)]
+    if not nodes or not (inventory.directory / secrets.FILE).exists():
+        return
+    seed = secrets.values(inventory.directory).get(login_key.SECRET)
+    wrong, names = [], []
+    for host in nodes:
+        name = route.of(host).name
+        types = {known.get_name() for known in trusted.keys(access.known_hosts, name)[0]}
+        names += [name] * bool(types)
+        if types and login_key.TYPE not in types:
+            hint = f"if it has an {login_key.TYPE} key: clusterctl trust {access.given} {host.name}; otherwise {_KEEPS}: false"
+            found = f"got {', '.join(sorted(types))} in known_hosts, expected {login_key.TYPE}"
+            wrong.append(Finding(host.name, "host key", found, hint))
+    if wrong:
+        raise PreflightError(wrong)
+    if seed:
+        trusted.add_beside(access.known_hosts, names, login_key.public(seed))
 
 
 def _record(hosts: Sequence[Host], access: Access, accept: bool, ask: Ask | None) -> None:

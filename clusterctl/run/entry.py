@@ -105,7 +105,7 @@ class PrepareAnsible(_Entry):
 
 
 class CheckHostKeys(_Entry):
-    """Record the host keys of new nodes, after confirmation.
+    """Record the host keys of new nodes, after confirmation, and the key that login nodes will present.
 
     Raises Interrupted if the operator declines, PreflightError for wrong keys.
     """
@@ -123,6 +123,7 @@ class CheckHostKeys(_Entry):
                 trust.ensure(chosen, site.access, accept=options.accept_new_host_keys)
         if ask and not options.accept_new_host_keys:
             trust.ensure(chosen, site.access, ask=ask)
+        trust.add_login_key(chosen, site.access)
 
 
 class RenewHostKeys(_Entry):

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests import programs
-from tests.cluster.lab import ALICE, ALICES, TestLab, fresh, submit
+from tests.cluster.lab import ALICE, ALICES, TestLab, clusterctl, fresh, podman, submit
 from tests.cluster.members import states
 from tests.cluster.sessions import alice
-from tests.faults.injury import wait_until
+from tests.faults.injury import container, wait_until
+from tests.programs import described
 
 LOGIN = "gpu02"
 """A lab has workers only; this one becomes the login node."""
@@ -104,17 +105,17 @@ def test_login__session_of_a_user__is_limited(lab: TestLab, key: Path) -> None:
     assert root == "infinity\n"
 
 
+def address(lab: TestLab) -> str:
+    shown = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
+    return podman("inspect", "--format", shown, container(lab, LOGIN)).strip()
+
+
 def message(lab: TestLab, key: Path) -> str:
     """Return what a login shows before the shell."""
-    shown = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
-    from tests.cluster.lab import podman
-    from tests.faults.injury import container
-
-    address = podman("inspect", "--format", shown, container(lab, LOGIN)).strip()
     known = lab.inventory.parent / "known_hosts"
     options = ("IdentitiesOnly=yes", "BatchMode=yes", f"UserKnownHostsFile={known}")
     argv = ["ssh", "-F", "none", "-tt", "-i", str(key), *(word for one in options for word in ("-o", one))]
-    return programs.call([*argv, f"alice@{address}"], 60, input="exit\n").stdout
+    return programs.call([*argv, f"alice@{address(lab)}"], 60, input="exit\n").stdout
 
 
 @pytest.mark.long
@@ -139,8 +140,45 @@ def test_motd__of_a_login_node__describes_the_queue(lab: TestLab, key: Path) -> 
         lab.root("head1", "systemctl start slurmctld")
 
 
+REINSTALLED = """
+rm -f /etc/ssh/ssh_host_* /etc/ssh/sshd_config.d/20-clusterctl-host-key.conf
+ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key
+systemctl restart ssh
+"""
+
+
+@pytest.mark.long
+@pytest.mark.proves(
+    "login", "A login node has the same SSH host key after a reinstallation; clusterctl still reaches it."
+)
+def test_host_key__of_a_reinstalled_login_node__is_kept(lab: TestLab) -> None:
+    def presented() -> str:
+        return programs.output_of(["ssh-keyscan", "-t", "ed25519", address(lab)], 60).split()[-1]
+
+    before = presented()
+    lab.root(LOGIN, REINSTALLED, check=False)  # the connection ends
+    assert presented() != before
+    lab.run("bootstrap", expect=3)
+    done = clusterctl("trust", str(lab.inventory), LOGIN, "--accept-new-host-keys")
+    assert done.returncode == 0, described(done)
+    lab.run("bootstrap")
+    assert presented() == before
+    assert lab.root(LOGIN, "id -u") == "0\n"
+
+
 @pytest.mark.long
 @pytest.mark.proves("login", "A second bootstrap of a cluster with login nodes changes nothing.")
 def test_bootstrap__again__changes_nothing(lab: TestLab) -> None:
     lab.unchanged()
     lab.unchanged("plan bootstrap")
+
+
+@pytest.mark.long
+@pytest.mark.proves("login", "When the last login node leaves, users reach the head again.")
+def test_head__after_the_last_login_node_left__admits_users(lab: TestLab, key: Path) -> None:
+    lab.run("remove-node", LOGIN, "--yes")
+    assert alice(lab, key, "head1", "true").returncode == 0
+    left = "grep -rls clusterctl /etc/pam.d /etc/security /etc/cron.allow /etc/at.allow || true"
+    assert lab.root("head1", left) == "/etc/security/limits.d/60-clusterctl.conf\n"
+    hosts = lab.run("bootstrap", "--full")["hosts"]
+    assert {name: host["changed"] for name, host in hosts.items()} == {"head1": 0, "gpu01": 0}
