@@ -78,7 +78,8 @@ def add_login_key(inventory: Inventory, access: Access) -> None:
         types = {known.get_name() for known in trusted.keys(access.known_hosts, name)[0]}
         names += [name] * bool(types)
         if types and login_key.TYPE not in types:
-            hint = f"if it has an {login_key.TYPE} key: clusterctl trust {access.given} {host.name}; otherwise {_KEEPS}: false"
+            trust = f"clusterctl trust {access.given} {host.name}"
+            hint = f"if it has an {login_key.TYPE} key: {trust}; otherwise {_KEEPS}: false"
             found = f"got {', '.join(sorted(types))} in known_hosts, expected {login_key.TYPE}"
             wrong.append(Finding(host.name, "host key", found, hint))
     if wrong:

@@ -1123,6 +1123,8 @@ together(
             "slurm_head_reservations: [{name: a, options: {StartTime: '2027-03-01T08:00', Duration: "
             "60, Users: ada, NodeCnt: 1, PartitionName: §mian}}]",
             "which is not in slurm_head_partitions",
+        ),
+        (
             "a topology of nothing",
             "slurm_head_topology: §{block_sizes: [1]}",
             "has neither switches nor blocks, expected either",
