@@ -100,7 +100,7 @@ def partitions(directory: Path, given: list[dict[str, Any]], types: dict[str, li
     return {word[0].split("=")[1]: word[1].split("=")[1] for word in words} | dict.fromkeys(omitted, "omitted")
 
 
-@pytest.mark.proves("jobs", "A partition of a type of GPU has the workers whose records have such a GPU.")
+@pytest.mark.proves("jobs", "A partition of a type of GPU has the workers with such a GPU.")
 def test_partition__of_a_type_of_gpu__has_its_workers(tmp_path: Path) -> None:
     given: list[dict[str, Any]] = [
         {"name": "main", "default": True},
