@@ -119,7 +119,7 @@ def message(lab: TestLab, key: Path) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.proves("login", "The message of the day has Slurm's queue in a line, or that it is down.")
+@pytest.mark.proves("login", "The message of the day describes the queue, or that Slurm is down.")
 def test_motd__of_a_login_node__describes_the_queue(lab: TestLab, key: Path) -> None:
     name = lab.name
     running = submit(lab, "sleep 900", "--gres=gpu:1", "--mem=200M")
@@ -149,7 +149,7 @@ systemctl restart ssh
 
 @pytest.mark.long
 @pytest.mark.proves(
-    "login", "A login node has the same SSH host key after a reinstallation; clusterctl still reaches it."
+    "login", "A reinstalled login node has the same SSH host key; clusterctl still reaches it."
 )
 def test_host_key__of_a_reinstalled_login_node__is_kept(lab: TestLab) -> None:
     def presented() -> str:

@@ -111,7 +111,7 @@ def test_gpu_bind__of_two_tasks__gives_each_its_own(lab: TestLab) -> None:
     assert bound("--gpus-per-task=1") == ["0:0", "0:1"]
 
 
-@pytest.mark.proves("jobs", "Two jobs share a GPU by shards, a third waits; a whole GPU is not shared.")
+@pytest.mark.proves("jobs", "Two jobs share a GPU by shards, a third waits; a whole GPU is not.")
 def test_shards__of_one_gpu__let_two_jobs_run_and_a_third_wait(lab: TestLab) -> None:
     script = f"echo $CUDA_VISIBLE_DEVICES $SLURM_JOB_GPUS > /var/tmp/shard.$SLURM_JOB_ID; {WAITS}"
     here = "--nodelist=gpu02"
