@@ -65,6 +65,7 @@ VENDORS = {
     "prometheus-blackbox-exporter.service": "ExecStart=/usr/bin/prometheus-blackbox-exporter",
     "prometheus-mysqld-exporter.service": "ExecStart=/usr/bin/prometheus-mysqld-exporter",
     "prometheus-node-exporter.service": "ExecStart=/usr/bin/prometheus-node-exporter",
+    "sackd.service": "Type=notify\nExecStart=/usr/sbin/sackd --systemd",
     "slurmctld.service": "Type=simple\nExecStart=/usr/sbin/slurmctld -D\nPIDFile=/run/slurmctld.pid",
     "slurmd.service": "Type=simple\nExecStart=/usr/sbin/slurmd -D\nLimitMEMLOCK=infinity\nPIDFile=/run/slurmd.pid",
     "slurmdbd.service": "Type=simple\nExecStart=/usr/sbin/slurmdbd -D\nPIDFile=/run/slurmdbd.pid",
@@ -128,7 +129,7 @@ def check_units(root: Path, written: Iterable[File]) -> None:
     for file in written:
         put(root, file.path, file.content)
         name = file.path.removeprefix(f"/{UNITS}/").split("/")[0].removesuffix(".d")
-        names.add(name.replace("@.", "@1."))
+        names.add(name.replace("@.", "@1.").replace("user-.slice", "user-1000.slice"))
     for unit in root.rglob("*"):
         if unit.is_file() and not unit.is_symlink() and "systemd" in unit.parts:
             for program in re.findall(r"(?m)^Exec\w+=[-+!@:|]*(/\S+)", unit.read_text(encoding="utf-8")):
@@ -152,7 +153,8 @@ def check_sshd(root: Path, written: Iterable[File]) -> None:
     prefix = ["unshare", "--user"] if os.getuid() == 0 else []
     key = root / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True, timeout=60)
-    parts = [put(root, file.path, file.content) for file in written]
+    keys = f"HostKey {key}".encode()
+    parts = [put(root, file.path, re.sub(rb"(?m)^HostKey .*$", keys, file.content)) for file in written]
     whole = put(root, "sshd_config", f"Include {root}/etc/ssh/sshd_config.d/*.conf\n".encode())
     for file in [whole, *parts]:
         run(*prefix, SSHD, "-t", "-f", file, "-h", key)
@@ -243,7 +245,7 @@ BY_LABS = re.compile(
 VALUES = re.compile(
     r"/etc/(hostname|hosts|locale\.conf|timezone|(kubernetes/)?resolv\.conf|cron\.allow|at\.allow|default/\w+|sysconfig/\w+)$"
     r"|/etc/(clusterctl/(gpu|kubernetes)-health\.key|clusterctl/alert-drain/(token|\w+\.pem)|clusterctl/landing-page/(key|login|prometheus-password|\w+\.pem)|grafana/(clusterctl-password|tls/\w+\.pem)|kubernetes/pki/.*|exports\.d/.*|nfs\.conf\.d/.*|pki/ca-trust/.*)$"
-    r"|/usr/local/share/ca-certificates/|/var/lib/clusterctl"
+    r"|/usr/local/share/ca-certificates/|/var/lib/clusterctl|/etc/ssh/ssh_host_login_\w+(\.pub)?$"
 )
 
 
