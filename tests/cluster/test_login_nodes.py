@@ -148,9 +148,7 @@ systemctl restart ssh
 
 
 @pytest.mark.long
-@pytest.mark.proves(
-    "login", "A reinstalled login node has the same SSH host key; clusterctl still reaches it."
-)
+@pytest.mark.proves("login", "A reinstalled login node has the same SSH host key; clusterctl still reaches it.")
 def test_host_key__of_a_reinstalled_login_node__is_kept(lab: TestLab) -> None:
     def presented() -> str:
         return programs.output_of(["ssh-keyscan", "-t", "ed25519", address(lab)], 60).split()[-1]
