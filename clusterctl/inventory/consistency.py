@@ -11,6 +11,7 @@ from clusterctl.inventory import (
     addresses,
     alerting,
     kubernetes_consistency,
+    login_nodes,
     metrics,
     rules,
     slurm_policy,
@@ -58,7 +59,7 @@ def check(reading: Reading, whole: bool = True) -> None:
     slurm_reservations.check(reading, _given)
     if reading.understood:
         _schedulers(reading)
-        _submission(reading)
+        login_nodes.check_submission(reading)
         _membership(reading)
         _addresses(reading)
         _jumps(reading)
@@ -67,7 +68,7 @@ def check(reading: Reading, whole: bool = True) -> None:
         _unread(reading)
         _required(reading)
         if whole:
-            _login(reading)
+            login_nodes.check(reading)
             _logging(reading)
             _package_cache(reading)
             _partitions(reading)
@@ -96,30 +97,6 @@ def _schedulers(reading: Reading) -> None:
         joined = [kind.name for kind in used if not kind.groups.isdisjoint(host.groups)]
         if len(joined) > 1:
             reading.refuse(host.position, host.name, f"in two schedulers, got {', '.join(joined)}, expected one")
-
-
-def _login(reading: Reading) -> None:
-    """Check that login nodes belong to a cluster of Slurm and run no jobs."""
-    for host in (host for host in reading.hosts.values() if LOGIN in host.groups):
-        key = f"all.children.{LOGIN}"
-        if SLURM.head not in reading.groups:
-            reading.refuse(host.position, key, f"{host.name} would log in to Slurm, but there is no group {SLURM.head}")
-        elif kind := of_groups(host.groups):
-            group = next(group for group in (kind.head, kind.workers) if group in host.groups)
-            hint = f"remove {host.name} from one of the two groups"
-            reading.refuse(host.position, key, f"{host.name} is also in {group}, expected a host of its own", hint)
-
-
-def _submission(reading: Reading) -> None:
-    """Check that all Slurm hosts have the container plugin: a host without it ignores the image."""
-    if "enroot" not in reading.groups:
-        return
-    users_of_slurm = [group for group in ("slurm_head", "slurm_workers", LOGIN) if group in reading.groups]
-    members = [host for host in reading.hosts.values() if not host.groups.isdisjoint(users_of_slurm)]
-    if missing := [host.name for host in members if "enroot" not in host.groups]:
-        message = f"lacks {', '.join(missing)}, where srun --container-image would fail or have no effect"
-        hint = f"children: {{{', '.join(f'{group}: {{}}' for group in users_of_slurm)}}}"
-        reading.refuse(reading.top, "all.children.enroot", message, hint)
 
 
 def _logging(reading: Reading) -> None:

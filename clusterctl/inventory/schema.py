@@ -190,7 +190,8 @@ def _check_key(option: Option, name: Key, value: Node, key: str, report: Report,
         if not re.fullmatch(FREE_KEY, name):
             expected = "a name of letters, digits, . _ / : * -"
             report(Problem(name.position, key, f'bad name, got "{shown(name)}", expected {expected}'))
-        _check(Option(name, option.role, option.elements, secret=option.secret), value, key, report, rule)
+        kind = "str" if rule and not rule.number else "raw"
+        _check(Option(name, option.role, kind, secret=option.secret), value, key, report, rule)
     elif name in option.options:
         inner = option.options[name]
         _check(inner, value, key, report, rule_of(f"{option.name}.{name}", inner.number) or rule)

@@ -105,7 +105,8 @@ def test_rotate__all__are_replaced_with_their_hashes(rotated: Played, cluster: P
     assert rotated("all", None, None)[0] == ["stage-munge-key", "exchange-munge-key"]
     new = secrets.values(cluster.parent)
     kept = {name for name in old if old[name] == new[name]}
-    assert kept == {"kubernetes_head_pki_seed", "kubernetes_head_encryption_key"}, "all certificates depend on them"
+    fixed = {"kubernetes_head_pki_seed", "kubernetes_head_encryption_key", "login_host_key_seed"}
+    assert kept == fixed, "certificates and host keys that others know depend on them"
     assert rotated("prometheus_password", None)[0] == ["bootstrap"]
 
 
