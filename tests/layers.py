@@ -139,8 +139,8 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"roles/(containerd|containers|dcgm_exporter|gpu_health|nvidia_\w+)/", ("gpu", "kubernetes", "roles")),
     (r"plugins/.*/(slurm_(accounts|limits|reservations)|users)\.py$", ("roles", "slurm")),
     (
-        r"clusterctl/(inventory/(login_nodes|slurm_(limits|policy|reservations))|nodes/probe/reservations|slurm/(by_hand|quota)"
-        r"|commands/quota\w*)\.py$",
+        r"clusterctl/(inventory/(login_nodes|slurm_(limits|policy|reservations))|nodes/probe/reservations"
+        r"|slurm/(by_hand|quota)|commands/quota\w*)\.py$",
         ("slurm",),
     ),
     (r"tests/cluster/hung_mount\.py$", ("slurm",)),
