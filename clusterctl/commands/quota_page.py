@@ -76,19 +76,11 @@ def _limit(most: int | None) -> str:
 
 def _rows(screen: Screen, rows: tuple[Row, ...]) -> None:
     lines = [[_INDENT * row.depth + row.name, *cells(row)] for row in rows]
-    if not screen.is_terminal:
-        widths = [max(map(len, column)) for column in zip(_TITLES, *lines, strict=True)]
-        for line in (_TITLES, *lines):
-            numbers = [f"{cell:>{width}}" for cell, width in zip(line[1:], widths[1:], strict=True)]
-            screen.say("  ".join([f"{line[0]:<{widths[0]}}", *numbers]))
-        return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column(_TITLES[0], overflow="fold", min_width=_NARROWEST)
-    for title in _TITLES[1:]:
-        table.add_column("\n".join(title.rsplit(" ", 1)), justify="right", vertical="bottom", no_wrap=True)
-    for row, line in zip(rows, lines, strict=True):
-        table.add_row(*(Text(cell, _style(row, column)) for column, cell in enumerate(line)))
-    screen.print(table)
+    styled = [
+        [Text(cell, _style(row, column)) for column, cell in enumerate(line)]
+        for row, line in zip(rows, lines, strict=True)
+    ]
+    screen.numbers(_TITLES, styled, _NARROWEST)
 
 
 def _style(row: Row, column: int) -> str:

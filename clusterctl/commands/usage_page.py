@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from clusterctl.commands.usage_report import Group, Report, Usage
@@ -76,19 +75,7 @@ def _groups(screen: Screen, report: Report) -> None:
     names = columns(report)
     titles = [report.by.capitalize(), *(COLUMNS[name][0] for name in names)]
     rows = [[group.name, *cells(group, names)] for group in (*report.groups, report.total)]
-    if not screen.is_terminal:
-        widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
-        for row in (titles, *rows):
-            numbers = [f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True)]
-            screen.say("  ".join([f"{row[0]:<{widths[0]}}", *numbers]))
-        return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column(titles[0], overflow="fold")
-    for title in titles[1:]:
-        table.add_column("\n".join(title.rsplit(" ", 1)), justify="right", vertical="bottom", no_wrap=True)
-    for row in rows:
-        table.add_row(*(Text(cell, "bold" if row is rows[-1] else "") for cell in row))
-    screen.print(table)
+    screen.numbers(titles, [[Text(cell, "bold" if row is rows[-1] else "") for cell in row] for row in rows])
 
 
 def facts(usage: Usage, report: Report) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ import re
 import select
 import sys
 import termios
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO
 
@@ -79,6 +79,23 @@ class Screen(Console):
         if cut and self.is_terminal:
             text = shorten(text, self.width, self.glyphs["more"])
         self.print(text, soft_wrap=True)
+
+    def numbers(self, titles: Sequence[str], rows: Sequence[Sequence[Text]], narrowest: int | None = None) -> None:
+        """Print a table of names with numbers; without a terminal as aligned text. `narrowest` is of the names."""
+        if not self.is_terminal:
+            lines = [[*titles], *([cell.plain for cell in row] for row in rows)]
+            widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+            for line in lines:
+                numbers = [f"{cell:>{width}}" for cell, width in zip(line[1:], widths[1:], strict=True)]
+                self.say("  ".join([f"{line[0]:<{widths[0]}}", *numbers]))
+            return
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+        table.add_column(titles[0], overflow="fold", min_width=narrowest)
+        for title in titles[1:]:
+            table.add_column("\n".join(title.rsplit(" ", 1)), justify="right", vertical="bottom", no_wrap=True)
+        for row in rows:
+            table.add_row(*row)
+        self.print(table)
 
     def hang(self, head: tuple[str, str], text: str) -> None:
         """Print a styled heading and text beside it; on a terminal the text wraps in its own column."""
