@@ -51,6 +51,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/cluster/test_between_jobs.py",
         "tests/cluster/test_login_nodes.py",
         "tests/cluster/test_placement.py",
+        "tests/cluster/test_slurm_changes.py",
         "tests/cluster/test_slurm_policy.py",
     ),
     # What is seen of a cluster, and what follows: alerts, receivers, drains, pages, dashboards, logs.
@@ -143,7 +144,7 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
         r"|slurm/(by_hand|quota)|commands/quota\w*)\.py$",
         ("slurm",),
     ),
-    (r"tests/cluster/hung_mount\.py$", ("slurm",)),
+    (r"tests/cluster/(hung_mount|slurm)\.py$", ("slurm",)),
     (r"roles/gpu_health/", ("gpu", "kubernetes", "roles", "slurm")),
     (r"roles/package_cache/", ("day2", "roles")),
     (r"roles/login/", ("roles", "slurm")),

@@ -14,6 +14,8 @@ LABS = {
     "members": ("test_membership.py", "test_upgrade.py"),
     # The last one takes the lab apart.
     "whole": ("test_backup.py", "test_drift.py", "test_logins.py", "test_tenancy.py", "test_secret.py", "test_plan.py"),
+    # The last one changes what the cluster has.
+    "slurm": ("test_slurm_policy.py", "test_placement.py", "test_between_jobs.py", "test_slurm_changes.py"),
     "gpus": (
         "test_gpu_metrics.py",
         "test_usage.py",

@@ -7,6 +7,7 @@ import pytest
 from tests.cluster.gpus import Site, everything
 from tests.cluster.lab import TestLab, fresh, submit
 from tests.cluster.members import AT_ONCE, JOB, JOBS, Growing, crowd, states
+from tests.cluster.slurm import slurm_lab
 from tests.cluster.watched import watched_lab
 from tests.faults.injury import wait_until
 from tests.golden import Golden
@@ -55,6 +56,13 @@ def gpus() -> Iterator[Site]:
     """A lab with all that GPUs can have; the last file that shares it takes it apart."""
     with everything() as site:
         yield site
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[TestLab]:
+    """A lab with what Slurm's users and administrators can have."""
+    with slurm_lab() as lab:
+        yield lab
 
 
 @pytest.fixture(scope="session")

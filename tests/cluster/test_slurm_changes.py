@@ -1,0 +1,162 @@
+"""What changes in Slurm when the inventory changes: limits, partitions, reservations, switches, shards.
+
+Each test declares the state that it begins with.
+"""
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.cluster.lab import TestLab, clusterctl
+from tests.cluster.leaving_out import decided
+from tests.cluster.members import states
+from tests.cluster.slurm import (
+    HERE,
+    PARTITIONS,
+    SACCTMGR,
+    VARIABLES,
+    WAITS,
+    crowd,
+    declare,
+    ended,
+    running,
+    submit_as,
+    topology,
+)  # fmt: skip
+from tests.faults.injury import fails, wait_until
+from tests.programs import described
+
+pytestmark = pytest.mark.long
+COURSE: dict[str, Any] = {
+    "name": "course",
+    "options": {
+        "StartTime": "2026-01-01T00:00",  # is past: it begins with the bootstrap
+        "EndTime": "2090-01-01T00:00",
+        "Nodes": ["slurm_workers"],
+        "Accounts": ["vision"],
+    },
+}
+ENDED = {"name": "ended", "options": COURSE["options"] | {"EndTime": "2026-01-02T00:00"}}
+
+
+def limits(slurm: TestLab, account: str) -> dict[str, str]:
+    fields = ("MaxTRESPerJob", "MaxJobs", "MaxWall", "ParentName")
+    where = f"account={account} user= wopl format=user,{','.join(fields)}"
+    rows = [line.split("|") for line in slurm.root("head1", f"{SACCTMGR} show assoc {where}").splitlines()]
+    return dict(zip(fields, next(row[1:] for row in rows if not row[0]), strict=True))
+
+
+def reservations(slurm: TestLab) -> dict[str, str]:
+    """Return the accounts of all reservations in Slurm."""
+    found = re.findall(r"ReservationName=(\S+) .* Accounts=(\S+)", slurm.root("head1", "scontrol -o show reservations"))
+    return dict(found)
+
+
+@pytest.mark.proves("jobs", "A limit that is edited by hand is repaired; those that nobody declares stay.")
+def test_bootstrap__of_limits_changed_by_hand__repairs_the_declared_ones(slurm: TestLab) -> None:
+    declare(slurm)
+    slurm.run("bootstrap")
+    wait_until(lambda: decided(slurm) == sorted(slurm.nodes))
+    slurm.root("head1", f"{SACCTMGR} modify account where name=students set MaxTRESPerJob=gres/gpu=7 MaxJobs=40")
+    slurm.root("head1", f"{SACCTMGR} add account byhand parent=science; {SACCTMGR} add qos byhand")
+    assert decided(slurm) == slurm.nodes[1:]
+    page = clusterctl("plan", "bootstrap", str(slurm.inventory))
+    assert "Slurm account students: MaxTRESPerJob=gres/gpu=1" in page.stdout, described(page)
+    (change,) = (one for one in slurm.run("bootstrap")["hosts"]["head1"]["changes"] if one["kind"] != "file")
+    assert (change["kind"], change["name"], change["action"]) == ("Slurm account", "students", "changed")
+    assert limits(slurm, "students") == {
+        "MaxTRESPerJob": "gres/gpu=1", "MaxJobs": "40", "MaxWall": "", "ParentName": "science",
+    }  # fmt: skip
+    assert limits(slurm, "byhand")["ParentName"] == "science"
+    assert "byhand" in slurm.root("head1", f"{SACCTMGR} show qos format=name")
+    slurm.unchanged()
+
+
+@pytest.mark.proves("jobs", "A limit that leaves the inventory is removed from Slurm; its account is not.")
+def test_bootstrap__after_limits_were_removed__removes_them_from_slurm(slurm: TestLab) -> None:
+    slurm.root("head1", f"{SACCTMGR} modify account where name=students set MaxJobs=40")
+    accounts = [one for one in VARIABLES["slurm_head_accounts"] if one["name"] != "students"]
+    declare(slurm, slurm_head_accounts=accounts)
+    slurm.run("bootstrap")
+    assert limits(slurm, "students") == {"MaxTRESPerJob": "", "MaxJobs": "40", "MaxWall": "", "ParentName": "science"}
+    ended(slurm, submit_as(slurm, "carol", "true", "--gres=gpu:2"))
+    slurm.unchanged()
+
+
+@pytest.mark.proves("bootstrap", "A partition can have a QOS of the inventory; one that Slurm lacks is refused.")
+def test_bootstrap__of_a_partition_with_a_qos__needs_it_in_slurm(slurm: TestLab) -> None:
+    declare(slurm, slurm_head_partitions=[*PARTITIONS, {"name": "fast", "options": {"QOS": "later"}}])
+    assert "accounting has no QOS later yet" in fails(slurm, 5)
+    declare(slurm, slurm_head_partitions=[*PARTITIONS, {"name": "fast", "options": {"QOS": "urgent"}}])
+    slurm.run("bootstrap")
+    assert "QoS=urgent" in slurm.root("head1", "scontrol show partition fast")
+    ended(slurm, submit_as(slurm, "bob", "true", "--partition=fast"))
+
+
+@pytest.mark.proves("jobs", "On nodes of a declared reservation only jobs of its accounts start.")
+def test_reservation__of_an_account__keeps_others_off_its_nodes(slurm: TestLab) -> None:
+    declare(slurm, slurm_head_reservations=[COURSE, ENDED])
+    page = clusterctl("plan", "bootstrap", str(slurm.inventory))
+    assert "Slurm reservation course: Accounts=vision" in page.stdout, described(page)
+    assert reservations(slurm) == {}
+    changes = slurm.run("bootstrap")["hosts"]["head1"]["changes"]
+    (change,) = (one for one in changes if one["kind"] == "Slurm reservation")
+    assert (change["name"], change["action"]) == ("course", "created")
+    his = submit_as(slurm, "bob", "true")
+    ended(slurm, submit_as(slurm, "alice", "true", "--reservation=course"))
+    assert "Access denied to requested reservation" in submit_as(slurm, "bob", "true", "--reservation=course")
+    assert states(slurm, his) == ["PENDING"]
+    slurm.unchanged()
+    slurm.root("head1", "scontrol delete reservation=course")
+    ended(slurm, his)
+
+
+@pytest.mark.proves("jobs", "A declared reservation that is edited by hand is repaired; others stay.")
+def test_reservation__changed_by_hand__is_repaired(slurm: TestLab) -> None:
+    declare(slurm, slurm_head_reservations=[COURSE])
+    slurm.run("bootstrap")
+    slurm.root(
+        "head1", "scontrol create reservation=byhand starttime=now duration=60 nodes=ALL users=bob flags=OVERLAP"
+    )
+    slurm.run("bootstrap")
+    wait_until(lambda: decided(slurm) == sorted(slurm.nodes))
+    slurm.root("head1", "scontrol update reservation=course Accounts=robots MaxStartDelay=5")
+    assert decided(slurm) == slurm.nodes[1:]
+    (change,) = (one for one in slurm.run("bootstrap")["hosts"]["head1"]["changes"] if one["kind"] != "file")
+    assert (change["name"], change["what"]) == ("course", "Accounts=vision")
+    assert reservations(slurm) == {"course": "vision", "byhand": "(null)"}
+    assert "MaxStartDelay=00:05:00" in slurm.root("head1", "scontrol show reservation course")
+    declare(slurm)
+    slurm.run("bootstrap")
+    assert reservations(slurm) == {"byhand": "(null)"}
+    slurm.unchanged()
+    slurm.root("head1", "scontrol delete reservation=byhand")
+
+
+@pytest.mark.proves("bootstrap", "Other switches and shards reach Slurm while a job with a GPU runs on.")
+def test_bootstrap__of_another_topology__is_slurms_and_keeps_jobs(slurm: TestLab) -> None:
+    slurm.root("gpu01", "rm -f /var/tmp/enough")
+    job = crowd(slurm, WAITS, HERE, "--gres=gpu:1")
+    running(slurm, job)
+    blocks = [{"name": "nvl1", "nodes": ["rack1"]}, {"name": "nvl2", "nodes": ["gpu02"]}]
+    declare(slurm, slurm_head_topology={"blocks": blocks, "block_sizes": [1, 2]}, slurm_head_shards=4)
+    slurm.run("bootstrap")
+    found = {name: one["Nodes"] for name, one in topology(slurm).items()}
+    assert found == {"nvl1": "gpu01", "nvl2": "gpu02", "nvl[1-2]": "gpu[01-02]"}
+    wait_until(lambda: "gres/shard=8" in slurm.root("head1", "scontrol show node gpu01 | grep CfgTRES="))
+    assert states(slurm, job) == ["RUNNING"]
+    slurm.root("gpu01", "touch /var/tmp/enough")
+    ended(slurm, job, crowd(slurm, "true", "--nodes=2", "--gres=shard:4"))
+    slurm.unchanged()
+
+
+@pytest.mark.proves("bootstrap", "Without the variables Slurm has no topology and no shards again.")
+def test_bootstrap__without_topology_and_shards__removes_both(slurm: TestLab) -> None:
+    declare(slurm, slurm_head_topology={}, slurm_head_shards=0)
+    slurm.run("bootstrap")
+    slurm.root("head1", "test ! -e /etc/slurm/topology.conf")
+    assert "topology/default" in slurm.root("head1", "scontrol show config | grep ^TopologyPlugin")
+    wait_until(lambda: "shard" not in slurm.root("head1", "scontrol show node gpu01 | grep Gres="))
+    ended(slurm, crowd(slurm, "true", "--nodes=2", "--gres=gpu:2"))
+    slurm.unchanged()
