@@ -4,6 +4,7 @@ What a job cannot leave by itself, because clusterctl confines it, is left by ro
 """
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -161,7 +162,9 @@ def test_health__checks_of_the_site__drain(slurm: TestLab) -> None:
 @pytest.mark.long
 @pytest.mark.proves("jobs", "Without confinement, too, a job's processes and shared files end with it.")
 def test_cleanup__of_jobs_that_are_not_confined__ends_their_processes(slurm: TestLab) -> None:
-    declare(slurm, slurm_head_confine=[], slurm_head_private_directories=[])
+    before = slurm.inventory.read_text()
+    slurm.inventory.write_text(re.sub("(?m)^    slurm_head_confine: .*$", "    slurm_head_confine: []", before))
+    declare(slurm, slurm_head_private_directories=[])
     slurm.run("bootstrap")
     daemon = "setsid sleep {} < /dev/null > /dev/null 2>&1 &"
     try:
@@ -175,6 +178,7 @@ def test_cleanup__of_jobs_that_are_not_confined__ends_their_processes(slurm: Tes
         slurm.ssh("head1", *ALICE, "scancel", stays)
         wait_until(lambda: memory(slurm) == [] and slurm.root("gpu01", "pgrep -u alice || :") == "")
     finally:
+        slurm.inventory.write_text(before)
         declare(slurm)
         slurm.run("bootstrap")
     slurm.unchanged()
