@@ -21,7 +21,7 @@ from clusterctl.nodes.contact import Alerts, Drift, Item
 from clusterctl.nodes.parallel import each
 from clusterctl.nodes.remote import Access, connect
 from clusterctl.nodes.session import ContactError, Failure
-from clusterctl.run import pruning, runs
+from clusterctl.run import mount_checks, pruning, runs
 from clusterctl.run.runs import Run
 from clusterctl.slurm.state import Slurm, SlurmNode, ask_slurm
 from clusterctl.util.text import fold
@@ -68,6 +68,8 @@ class NodeStatus:
     """Time of the last change of some home directories, in nanoseconds since 1970."""
     kubernetes: bool = False
     """Whether it is a node of Kubernetes: a head or a worker."""
+    mounts: tuple[str, ...] = ()
+    """What is wrong with its shared directories."""
 
     @property
     def drifted(self) -> list[Item]:
@@ -87,7 +89,7 @@ class NodeStatus:
     def is_healthy(self) -> bool:
         """Return whether the node responds, runs all its services and matches its records."""
         drift = self.drifted or (self.drift and self.drift.error)
-        return not (self.problem or self.failed or self.differences or drift)
+        return not (self.problem or self.failed or self.differences or self.mounts or drift)
 
     @property
     def failed(self) -> list[str]:
@@ -276,7 +278,8 @@ def collect(
     first = next((host.name for host in inventory.in_group(KUBERNETES.head)), "")  # all heads have the same state
 
     def ask(host: Host) -> _Answer:
-        return _ask(host, access, records.get(host.name), key, topology, api=host.name == first)
+        wanted = mount_checks.of_host(inventory, host)
+        return _ask(host, access, records.get(host.name), key, topology, wanted, api=host.name == first)
 
     answers = each(inventory.hosts, ask).values()
     slurm = next((answer.slurm for answer in answers if answer.slurm), None)
@@ -321,12 +324,13 @@ def homes_of(host: Host) -> list[str]:
     return [str(user.get("home", f"{folder}/{user['name']}")) for user in users[:MAX_HOMES]]
 
 
-def _options(host: Host, wanted: Sequence[Service], key: str | None) -> dict[str, Any]:
+def _options(host: Host, wanted: Sequence[Service], key: str | None, mounts: Mapping[str, str]) -> dict[str, Any]:
     """Return the probe's options."""
     options: dict[str, Any] = {
         "services": [name for one in wanted for name in one.names],
         **contact.drift_options(key),
         "homes": homes_of(host),
+        "mounts": [*mounts],
     }
     if prometheus.GROUP in host.groups:
         options["alerts"] = prometheus.access(host)
@@ -334,7 +338,14 @@ def _options(host: Host, wanted: Sequence[Service], key: str | None) -> dict[str
 
 
 def _ask(
-    host: Host, access: Access, recorded: Hardware | None, key: str | None, topology: bool, *, api: bool
+    host: Host,
+    access: Access,
+    recorded: Hardware | None,
+    key: str | None,
+    topology: bool,
+    mounts: Mapping[str, str],
+    *,
+    api: bool,
 ) -> _Answer:
     """Contact a host; with `api` also ask Kubernetes' API there."""
     known = NodeStatus(
@@ -346,7 +357,7 @@ def _ask(
     wanted = services.of_host(host)
     try:
         with connect(host, access) as session:
-            answer = contact.converse(host, session, _options(host, wanted, key))
+            answer = contact.converse(host, session, _options(host, wanted, key, mounts))
             if answer.facts is None or answer.errors:
                 return _Answer(replace(known, problem=str(answer.errors[0])))
             slurm = ask_slurm(session) if SLURM.head in host.groups else None
@@ -371,6 +382,7 @@ def _ask(
         driver=facts.hardware.driver_version,
         updated=facts.node.security_updates,
         homes=facts.node.homes,
+        mounts=tuple(text for text, _ in mount_checks.problems(mounts, facts.node.mounts)),
     )
     return _Answer(node, slurm, facts.alerts, kubernetes)
 

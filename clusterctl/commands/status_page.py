@@ -248,6 +248,7 @@ def _notes(status: Status) -> Iterator[tuple[str, str, str]]:
     for node in status.nodes:
         if node.problem:
             yield node.name, node.problem, ""
+        yield from ((node.name, text, "") for text in node.mounts)
         for difference in node.differences:
             yield node.name, difference, _BOOTSTRAP if difference == UNRECORDED else _ACCEPT_HARDWARE
         if at := status.of_scheduler(node.name):

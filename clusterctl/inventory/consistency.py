@@ -17,6 +17,7 @@ from clusterctl.inventory import (
     slurm_policy,
     slurm_reservations,
     slurm_topology,
+    storage,
 )
 from clusterctl.inventory.document import Node, shown
 from clusterctl.inventory.reading import HostDraft, Reading
@@ -57,6 +58,7 @@ def check(reading: Reading, whole: bool = True) -> None:
     metrics.check(reading)
     slurm_policy.check(reading, _given)
     slurm_reservations.check(reading, _given)
+    storage.check(reading, _given)
     if reading.understood:
         _schedulers(reading)
         login_nodes.check_submission(reading)
@@ -69,6 +71,7 @@ def check(reading: Reading, whole: bool = True) -> None:
         _required(reading)
         if whole:
             login_nodes.check(reading)
+            storage.check_groups(reading)
             _logging(reading)
             _package_cache(reading)
             _partitions(reading)

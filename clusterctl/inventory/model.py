@@ -26,7 +26,7 @@ from clusterctl.util.text import did_you_mean
 __all__ = ["JUMP", "Host", "Inventory", "Position", "Problem", "judge", "load"]
 
 JUMP = consistency.JUMP
-LISTING = ("logging", "monitoring", "package_cache")
+LISTING = ("logging", "monitoring", "nfs_server", "package_cache")
 """Groups whose roles list all nodes of the cluster, besides the heads'."""
 _NAME = "cluster_name"
 _REACHED = ("ansible_host", "ansible_port", "cluster_address", JUMP)

@@ -44,6 +44,11 @@ def _matches(pattern: str) -> Callable[[str], bool]:
     return lambda text: re.fullmatch(pattern, text) is not None
 
 
+def _is_below_root(path: str) -> bool:
+    plain = re.fullmatch(r"(/[A-Za-z0-9_.+-]+)+", path) is not None
+    return plain and {".", ".."}.isdisjoint(path.split("/"))
+
+
 # Users and groups of distributions and installed packages; an account of the same name would change them.
 _SYSTEM_NAMES = frozenset(
     """root daemon bin sys adm sync games man lp mail news uucp proxy www-data backup list irc nobody nogroup sudo wheel
@@ -175,6 +180,23 @@ _RULES = (
         _matches("[A-Za-z0-9][A-Za-z0-9._+-]{0,63}"),
         "a type of GPU such as h100, as sinfo -o %G shows it",
     ),
+    Rule(
+        r"_mounts\.path|_exports\.path",
+        _is_below_root,
+        "an absolute path of letters, digits, . _ + -, and not /",
+    ),
+    Rule(
+        "slurm_worker_scratch",
+        lambda v: v == "" or _is_below_root(v),
+        "an absolute path of letters, digits, . _ + -, and not /, or nothing",
+    ),
+    Rule(
+        r"_mounts\.(source|type|options)|_exports\.options|nfs_(client|server)_options",
+        _matches(r"[A-Za-z0-9_.,:/@=+\[\]-]+"),
+        "letters, digits, . _ , : / @ = + - [ ]",
+    ),
+    Rule(r"home_quota\.(soft|hard)", _matches("0|[1-9][0-9]{0,5}[KMGT]"), "a size such as 400G, or 0"),
+    Rule("nfs_server_threads", lambda v: 0 <= v <= 1024, "0 to 1024", number=True),
     Rule("_database_(name|user)", _matches("[A-Za-z0-9_]{1,64}"), "a name of letters, digits and _"),
     Rule("_database_host", lambda v: is_ip(v) or is_domain(v), "an IP address or a host name"),
     Rule("_images_directory", _matches(r"((/[\w.+-]+)+)?"), "an absolute path of letters, digits, . _ + -, or nothing"),

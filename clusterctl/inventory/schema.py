@@ -99,9 +99,14 @@ class Schema:
         if name.startswith("ansible_"):
             known = did_you_mean(_OLD_NAMES.get(name, name), CONNECTION)
             return "not allowed here, clusterctl sets Ansible's own settings", known
+        if moved := _MOVED.get(name):
+            return "is no longer a variable", moved
         return f'unknown variable "{shown(name)}"', did_you_mean(name, self.variables)
 
 
+_HOMES = 'nfs_client_mounts: [{path: /home, source: "nfs1:/export/home"}]'
+_MOVED = {f"users_home_{name}": f"list the homes: {_HOMES}" for name in ("export", "type", "options")}
+"""Former variables, and what replaces them."""
 _OLD_NAMES = {f"ansible_ssh_{name}": f"ansible_{name}" for name in ("host", "port", "user")}
 
 

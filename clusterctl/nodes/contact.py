@@ -79,6 +79,7 @@ class Node:
 
     `pci_gpus` has the device ids of NVIDIA's GPUs on the bus. `key_enrolled` is whether the firmware trusts dkms's key.
     `security_updates` is the age in seconds of the last successful security update or of its setup; None: not set up.
+    `mounts` has the states of shared directories: empty, or as probe/mounts.py describes them.
     `homes` has the time of the last change of users' home directories, in nanoseconds since 1970.
     """
 
@@ -106,6 +107,7 @@ class Node:
     firewall: Annotated[str | None, optional(text())]
     services: Annotated[Mapping[str, str], mapping(text(), text(), 64)]
     homes: Annotated[Mapping[str, int], mapping(text(), number(0, 1 << 63), 64)]
+    mounts: Annotated[Mapping[str, str], mapping(text(), text(), probe_common.MAX_MOUNTS)]
 
 
 @dataclass(frozen=True)

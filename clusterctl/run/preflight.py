@@ -17,7 +17,7 @@ from clusterctl.nodes.known_hosts import keys
 from clusterctl.nodes.parallel import each
 from clusterctl.nodes.remote import Access
 from clusterctl.nodes.session import ContactError, Failure
-from clusterctl.run import gpu_checks, pruning, system_checks
+from clusterctl.run import gpu_checks, mount_checks, pruning, system_checks
 from clusterctl.slurm import checks
 from clusterctl.util.errors import Finding, PreflightError
 from clusterctl.util.text import fold
@@ -51,7 +51,10 @@ ARCHITECTURES = ("x86_64", "aarch64")
 # Default names of installers: two nodes with one of them are no error, because role base sets the hostname.
 COMMON_HOSTNAMES = frozenset({"localhost", "debian", "ubuntu", "rocky", "almalinux", "rhel", "centos"})
 UNREACHABLE = frozenset({Failure.UNRESOLVED, Failure.NO_ROUTE, Failure.REFUSED, Failure.SILENT, Failure.CLOSED})
-WITHOUT_THEM = "With --skip-unreachable the run continues without workers that do not respond or cannot confine jobs."
+WITHOUT_THEM = (
+    "With --skip-unreachable the run continues without workers that do not respond or cannot confine jobs, "
+    "and without those whose file server does not respond."
+)
 
 
 def _state_options(host: Host) -> dict[str, Any]:
@@ -75,7 +78,7 @@ def preflight(
 
     Raises PreflightError with all findings that are not warnings, InputError for an invalid hardware record.
 
-    `skip_unreachable`: skip workers that are unreachable or cannot confine jobs, with their facts; never the head. None
+    `skip_unreachable`: skip the workers of _unfit, with their facts; never the head. None
     for a verb without that option.
     `adopt`: report unmanaged software as a warning. None for a verb that replaces nothing: do not report it.
     `new_head`: the same for a head that has lost its records of the cluster's jobs.
@@ -88,7 +91,8 @@ def preflight(
     daemons = [name for part in slurm_source.DAEMONS for name in slurm_source.every(inventory, part)]
 
     def ask(host: Host) -> Answer:
-        options = {"network": network_options(host, inventory), "slurm": checks.probe_options(inventory, host, daemons)}
+        options: dict[str, Any] = {"mounts": [*mount_checks.of_host(inventory, host)]}
+        options |= {"network": network_options(host, inventory), "slurm": checks.probe_options(inventory, host, daemons)}
         options |= contact.drift_options(key) if host.name in compared else {}
         options |= _state_options(host) if with_state else {}
         return contact.ask(host, access, options, (refused or {}).get(host.name))
@@ -96,6 +100,9 @@ def preflight(
     answers = each(hosts, ask, at_once)
     findings = [finding for host in hosts for finding in evaluate(host, answers[host.name], label, adopt)]
     facts = {name: answer.facts for name, answer in answers.items() if answer.facts}
+    findings += [
+        one for host in hosts if (of := facts.get(host.name)) for one in mount_checks.findings(inventory, host, of)
+    ]
     findings += _clocks(facts, inventory.head.name, records)
     # Hosts outside this run are known by their records; findings about them are dropped below.
     known = {host.name: records[host.name] for host in inventory.hosts if host.name in records}
@@ -153,14 +160,16 @@ def _unfit(
     findings: Iterable[Finding],
     unconfined: Mapping[str, Finding],
 ) -> set[str]:
-    """Return the workers that a run can skip: unreachable workers, and workers that cannot confine jobs.
+    """Return the workers that a run can skip: they are unreachable, cannot confine jobs, or wait for a file server.
 
     A worker with another problem too, such as a changed host key, is not skipped and stops the run.
     """
     optional = answers.keys() - kubernetes_checks.needed_heads(inventory, answers)
-    other = {one.node for one in findings if not one.warning and one is not unconfined.get(one.node)}
+    blocked = {one.node for one in findings if one.check == mount_checks.CHECK}
+    own = [one for one in findings if not one.warning and one.check != mount_checks.CHECK]
+    other = {one.node for one in own if one is not unconfined.get(one.node)}
     unfit = {name for name in optional if any(e.failure in UNREACHABLE for e in answers[name].errors)}
-    unfit |= optional & unconfined.keys() - other
+    unfit |= optional & (unconfined.keys() | blocked) - other
     return unfit if unfit != set(answers) else set()  # if all nodes would be skipped, the run must stop
 
 

@@ -17,7 +17,6 @@ ROLE_OF = {
     "pyxis_slurm": "pyxis",
     "slurm_head_database": "slurm_head",
     "sources": "base",
-    "users_homes": "users",
 }
 COMMAND = "clusterctl bootstrap --prune"
 

@@ -14,7 +14,7 @@ from typing import Any
 
 # In the order in which they need each other.
 _PARTS = (
-    *("common", "gpus", "machine", "packages", "services", "drift", "kubernetes", "reservations", "state"),
+    *("common", "mounts", "gpus", "machine", "packages", "services", "drift", "kubernetes", "reservations", "state"),
     *("prometheus", "main"),
 )
 _OF_STATE = {"kubernetes", "reservations", "state"}  # needed with option `state` alone

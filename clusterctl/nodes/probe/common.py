@@ -18,6 +18,9 @@ MAX_SERIES = 1 << 13  # nodes, or namespaces
 MAX_TARGETS = 1 << 13
 MAX_GPUS = 1024
 MAX_RECORDS = 256
+MAX_MOUNTS = 64
+# States of a directory.
+HUNG, NOT_MOUNTED = "does not respond", "not mounted"
 # Packages, besides Slurm's, whose versions preflight checks for known vulnerabilities (advisories.py).
 WATCHED = ("munge", "nvidia-container-toolkit", "nvidia-container-toolkit-base")
 Facts = Dict[str, Any]
@@ -46,20 +49,26 @@ def number(path: str) -> Optional[int]:
 
 
 def output(*argv: str) -> str:
-    """Return a program's output, empty if it is missing, fails or takes more than 10 seconds."""
+    """Return a program's output, empty if it is missing, fails or takes more than 10 seconds.
+
+    Its process is not waited for then: one that waits for a file server cannot be killed.
+    """
     try:
-        environment = dict(os.environ, LC_ALL="C")
-        done = subprocess.run(
+        process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            timeout=10,
-            env=environment,
+            env=dict(os.environ, LC_ALL="C"),
         )
-    except (OSError, subprocess.SubprocessError):
+    except OSError:
         return ""
-    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else ""
+    try:
+        stdout = process.communicate(timeout=10)[0]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return ""
+    return stdout.decode("utf-8", "replace") if process.returncode == 0 else ""
 
 
 def assignments(text: str) -> Dict[str, str]:

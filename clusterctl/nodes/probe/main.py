@@ -12,6 +12,7 @@ from clusterctl.nodes.probe.common import MARK, WATCHED, Facts, UnhealthyError
 from clusterctl.nodes.probe.drift import drift
 from clusterctl.nodes.probe.gpus import gpus, pci_gpus
 from clusterctl.nodes.probe.machine import hardware, in_container, key_enrolled, memory_mb, secure_boot
+from clusterctl.nodes.probe.mounts import mounts, responding
 from clusterctl.nodes.probe.packages import installed_packages, lock_holder, network, security_updates, slurm_packages
 from clusterctl.nodes.probe.prometheus import alerts, targets
 from clusterctl.nodes.probe.services import before, firewall, head_of, homes, jobs, kubernetes, services, slurm
@@ -21,6 +22,7 @@ from clusterctl.nodes.probe.state import records, state
 def node(options: Facts, nvml_error: Optional[str]) -> Facts:
     places = ("/", "/var", "/tmp")  # noqa: S108 - read, not written
     free = {path: shutil.disk_usage(path).free >> 20 for path in places if os.path.isdir(path)}
+    states = mounts(options.get("mounts") or [])
     return {
         "hostname": socket.gethostname(),
         "root": os.geteuid() == 0,
@@ -45,7 +47,8 @@ def node(options: Facts, nvml_error: Optional[str]) -> Facts:
         "jobs": jobs(),
         "firewall": firewall(),
         "services": services(options.get("services") or []),
-        "homes": homes(options.get("homes") or []),
+        "homes": homes(responding(options.get("homes") or [], states)),
+        "mounts": states,
     }
 
 
@@ -53,7 +56,7 @@ def main(options: Facts) -> None:
     """Print the answer.
 
     All options are optional. `network`, with the inventory's `proxy`, `no_proxy` and `mirrors`, tests the package
-    sources. `services` has the units whose state is needed. `drift`, `alerts` and `targets` have the options of these
+    sources. `mounts` has the directories whose state is needed, `services` has the units whose state is needed. `drift`, `alerts` and `targets` have the options of these
     functions. `state` asks for the digests of the node's state and of its `records`; without them `state_error` has
     the reason.
     """

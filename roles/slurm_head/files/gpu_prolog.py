@@ -1,5 +1,5 @@
 #!/usr/bin/python3 -IS
-"""Slurm's Prolog: check before each job, in a few milliseconds, that the driver has all recorded GPUs.
+"""Slurm's Prolog: check before each job, in a few milliseconds, that the driver has all recorded GPUs; make its scratch.
 
 If one is missing or lost, gpu-health runs a full check and makes the head drain the node; then the job is requeued and
 starts on other nodes. If gpu-health finds no problem, the job starts.
@@ -15,6 +15,7 @@ import threading
 CONFIGURATION = "/etc/clusterctl/gpu-health.json"
 STATE = "/var/lib/clusterctl/gpu-health.json"
 HEALTH = "/usr/local/sbin/gpu-health"
+SCRATCH = "/usr/local/sbin/job-scratch"  # role slurm_worker
 SECONDS = 20.0  # for the driver to respond; gpu-health waits longer
 TEMPERATURE = 0  # nvmlTemperatureSensors_t: a value that only the GPU itself has
 
@@ -59,8 +60,24 @@ def unfit():
         return False
 
 
+def scratch():
+    """Give the job its directory on a local disk; return 0 if it has it, or if this worker has none.
+
+    After a failure gpu-health reports it, and the head drains the node before Slurm would do that.
+    """
+    if not os.access(SCRATCH, os.X_OK) or not subprocess.call([SCRATCH, "make"]):
+        return 0
+    unfit()
+    return subprocess.call([SCRATCH, "make"])
+
+
 def main():
     """Return 0 if the job may start."""
+    return gpus() or scratch()
+
+
+def gpus():
+    """Return 0 if the driver has all GPUs, or if the node is not drained for it."""
     try:
         with open(CONFIGURATION) as file:
             given = json.load(file)

@@ -1,4 +1,4 @@
-"""Remove what an ended Slurm job left on this node: processes, shared memory, changed settings of its GPUs.
+"""Remove what an ended Slurm job left on this node: processes, shared memory, scratch, changed settings of its GPUs.
 
 Slurm's Epilog (job-epilog, which workers fetch from the head) starts this program as root. A job is recorded until it
 is cleaned up. If something is left, gpu-health reports it, the head drains the node, and each later check retries.
@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import gpu_node
+import job_scratch
 from gpu_node import NodeError, read_text
 from job_processes import Job, kill_left, requires_job, user_processes
 
@@ -234,6 +235,16 @@ def unfinished() -> Iterator[dict[str, Job]]:
         gpu_node.write_json(STATE, jobs)
 
 
+def remove_scratch(job: Job) -> list[str]:
+    """Remove the job's directory on a local disk; return what cannot be removed. A service deletes its files."""
+    try:
+        job_scratch.remove(job["id"])
+    except OSError as error:
+        return [f"cannot remove its scratch directory: {error.strerror}"]
+    job_scratch.start_emptying()
+    return []
+
+
 def clean(job: Job, seconds: float, deadline: Deadline) -> None:
     """Clean up after a job, with this time for its processes to end; record what is left.
 
@@ -243,7 +254,7 @@ def clean(job: Job, seconds: float, deadline: Deadline) -> None:
         running = kill_left(job, deadline.within(seconds))
         left = [f"process {pid} does not end" for pid in running[:1]]
         left += [f"{len(running) - 1} more do not end"] if len(running) > 1 else []
-        left += [*restore_gpus(job, deadline), *free_memory(job, deadline)]
+        left += [*remove_scratch(job), *restore_gpus(job, deadline), *free_memory(job, deadline)]
         job["left"], job["failed"] = "; ".join(left), 0
     except NodeError as error:
         job["failed"] += 1
@@ -283,10 +294,13 @@ def main(arguments: list[str]) -> None:
     if arguments in (["--retry"], ["--list"]):
         if arguments == ["--retry"]:
             retry()
+            job_scratch.start_emptying()
         with unfinished() as jobs:
             for job in jobs.values():
                 if job["left"]:
                     print(f"job {job['id']} of {job['user']}: {job['left']}")
+        for line in job_scratch.problems():
+            print(line)
         return
     try:
         after_job()
