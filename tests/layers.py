@@ -53,6 +53,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/cluster/test_placement.py",
         "tests/cluster/test_slurm_changes.py",
         "tests/cluster/test_slurm_policy.py",
+        "tests/cluster/test_storage.py",
     ),
     # What is seen of a cluster, and what follows: alerts, receivers, drains, pages, dashboards, logs.
     "monitoring": (
@@ -144,10 +145,11 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
         r"|slurm/(by_hand|quota)|commands/quota\w*)\.py$",
         ("slurm",),
     ),
-    (r"tests/cluster/(hung_mount|slurm)\.py$", ("slurm",)),
+    (r"tests/cluster/(hung_mount|nfs_client|slurm)\.py$", ("slurm",)),
+    (r"(clusterctl/(inventory/(mounts|storage)|run/mount_checks)|plugins/.*/nfs\w*)\.py$", ("roles", "slurm")),
     (r"roles/gpu_health/", ("gpu", "kubernetes", "roles", "slurm")),
     (r"roles/package_cache/", ("day2", "roles")),
-    (r"roles/login/", ("roles", "slurm")),
+    (r"roles/(login|nfs_\w+)/", ("roles", "slurm")),
     (r"roles/gpu_config/", ("gpu", "roles")),
     (r"roles/slurm_logins/", ("gpu", "roles", "slurm")),
     (r"roles/(backup|os_upgrade|reboot|removal|restore)/", ("day2", "kubernetes", "roles")),

@@ -52,6 +52,7 @@ SUBJECTS = {
     "packages": "Packages and their sources",
     "jobs": "Slurm and jobs",
     "login": "Login nodes",
+    "storage": "Storage: shared directories and scratch",
     "kubernetes": "Kubernetes and pods",
     "gpu": "GPU settings and MIG",
     "driver": "NVIDIA's driver and CUDA",

@@ -47,6 +47,8 @@ for function in ("nfs_init_context", "nfs_readdir"):
 class Files(fuse.Operations):
     """The calls of FUSE, each one as a call of libnfs. No file stays open, so nothing is lost with a connection."""
 
+    use_ns = True  # times are whole nanoseconds
+
     def __init__(self, server, export):
         self._server, self._export, self._context = server.encode(), export.encode(), None
         if not self._connect():
@@ -84,7 +86,7 @@ class Files(fuse.Operations):
         wanted = ("mode", "nlink", "uid", "gid", "size", "blocks", "atime", "mtime", "ctime")
         answer = {"st_" + name: getattr(found, name) for name in wanted}
         for name in ("atime", "mtime", "ctime"):
-            answer["st_" + name] += getattr(found, name + "_ns") * 1e-9
+            answer["st_" + name] = answer["st_" + name] * 10**9 + getattr(found, name + "_ns")
         return answer
 
     def readdir(self, path, fh):
@@ -134,8 +136,8 @@ class Files(fuse.Operations):
         self._call("chown", path.encode(), uid, gid)
 
     def utimens(self, path, times=None):
-        times = times or (time.time(), time.time())
-        both = (Times * 2)(*(Times(int(one), int(one % 1 * 1e6)) for one in times))
+        times = times or (time.time_ns(), time.time_ns())
+        both = (Times * 2)(*(Times(one // 10**9, one % 10**9 // 1000) for one in times))
         self._call("utimes", path.encode(), both)
 
     def readlink(self, path):

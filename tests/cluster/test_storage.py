@@ -1,0 +1,192 @@
+"""Storage: homes from an NFS server on all nodes, a server that does not respond, a directory for each job.
+
+The server is real (NFS-Ganesha), as are the protocol, the mount units and the firewall. The client of the workers is
+simulated by nfs_client.py, because the kernel of a build machine may have no NFS.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.cluster import nfs_client
+from tests.cluster.lab import ALICES, TestLab, clusterctl, fresh
+from tests.cluster.members import states
+from tests.faults.injury import in_service, wait_until
+
+HOMES = "/srv/homes"
+VARIABLES = f"""\
+    users_home: {HOMES}
+    nfs_server_software: ganesha
+    slurm_worker_scratch: /local
+"""
+# Ganesha finds files by handles, which the file system of a container does not have. A container has no devices for loops.
+DISK = f"""
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -qq && apt-get install -y -qq --no-install-recommends e2fsprogs > /dev/null
+[ -e /dev/loop-control ] || mknod /dev/loop-control c 10 237
+for number in $(seq 0 31); do [ -e /dev/loop$number ] || mknod /dev/loop$number b 7 $number; done
+truncate -s 200M /var/tmp/homes.img
+mkfs.ext4 -q /var/tmp/homes.img
+mkdir {HOMES}
+mount -o loop /var/tmp/homes.img {HOMES}
+rmdir {HOMES}/lost+found
+"""
+# The package nfs-common then installs its own program under another name.
+CLIENT = """
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -qq && apt-get install -y -qq --no-install-recommends libnfs14 python3-fusepy > /dev/null
+dpkg-divert --quiet --local --rename --add --divert /usr/sbin/mount.nfs4.kernel /usr/sbin/mount.nfs4
+install -m 0755 /var/tmp/nfs_client.py /usr/sbin/mount.nfs4
+"""
+SERVER = "head1"
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[TestLab]:
+    """A cluster whose head serves the homes, with scratch directories, bootstrapped."""
+    with fresh("storage", "--gpus", "2") as lab:
+        lab.root(SERVER, DISK)
+        with open(nfs_client.__file__) as program:
+            text = program.read()
+        for node in ("gpu01", "gpu02"):
+            lab.ssh(node, "sudo", "tee", "/var/tmp/nfs_client.py", stdin=text)
+            lab.root(node, CLIENT)
+        text = lab.inventory.read_text().replace(ALICES, f"{ALICES}{VARIABLES}")
+        lab.inventory.write_text(f"{text}    nfs_server:\n      hosts:\n        {SERVER}: {{}}\n")
+        lab.run("bootstrap")
+        yield lab
+
+
+def alice(lab: TestLab, script: str) -> str:
+    """Run a script in her home on the head; return all that it prints."""
+    return lab.ssh(SERVER, "sudo", "--login", "--user", "alice", "sh", "-eu", stdin=f"exec 2>&1\n{script}\n")
+
+
+def submit(lab: TestLab, script: str, *options: str) -> str:
+    """Submit alice's job from her home; return its number."""
+    argv = ["sudo", "--login", "--user", "alice", "sbatch", "--parsable", "--mem=1M", "--time=9", *options]
+    return lab.ssh(SERVER, *argv, stdin=f"#!/bin/sh\n{script}\n").strip()
+
+
+def finished(lab: TestLab, job: str) -> None:
+    wait_until(lambda: states(lab, job) == ["COMPLETED"])
+
+
+@contextmanager
+def silent(lab: TestLab) -> Iterator[None]:
+    """Let the server not respond."""
+    lab.root(SERVER, "pkill -STOP -x ganesha.nfsd")
+    try:
+        yield
+    finally:
+        lab.root(SERVER, "pkill -CONT -x ganesha.nfsd")
+
+
+def causes(lab: TestLab, node: str) -> dict[str, str]:
+    found: dict[str, str] = json.loads(lab.root(SERVER, "slurm-drain")).get(node, {})
+    return found
+
+
+@pytest.mark.proves("storage", "With the group `nfs_server` alone, all nodes have the same homes.")
+def test_homes__of_the_server__are_the_same_on_all_nodes(lab: TestLab) -> None:
+    job = submit(lab, "hostname > written; pwd", "--nodelist=gpu02")
+    finished(lab, job)
+    assert alice(lab, f"cat written slurm-{job}.out").split() == ["gpu02", f"{HOMES}/alice"]
+    assert lab.root("gpu01", f"runuser -u alice -- cat {HOMES}/alice/written").strip() == "gpu02"
+    assert lab.healthy()["homes_apart"] == []
+
+
+@pytest.mark.proves("storage", "The server refuses root of a worker, and exports to addresses of the cluster alone.")
+def test_server__root_of_a_worker__cannot_write(lab: TestLab) -> None:
+    assert "Permission denied" in lab.root("gpu01", f"touch {HOMES}/alice/roots 2>&1 || :")
+    assert "Permission denied" in lab.root("gpu01", f"cat {HOMES}/alice/written 2>&1 || :")
+    exports = lab.root(SERVER, "cat /etc/ganesha/clusterctl-exports.conf")
+    networks = re.findall(r"cluster_networks: \[(.*)\]", lab.inventory.read_text())
+    assert re.findall("Clients = (.*);", exports) == networks
+
+
+@pytest.mark.proves("storage", "A second bootstrap with a server, mounts and scratch changes nothing.")
+def test_bootstrap__again__changes_nothing(lab: TestLab) -> None:
+    lab.unchanged()
+
+
+@pytest.mark.proves("storage", "Each job has a scratch directory of its user alone on each node, in steps too.")
+def test_scratch__of_a_job__is_its_users_alone(lab: TestLab) -> None:
+    script = "hostname; echo $SCRATCH; stat --format='%a %U' $SCRATCH; touch $SCRATCH/file"
+    shown = alice(lab, f"srun --mem=1M --nodes=2 --label sh -c '{script}'")
+    rows = sorted(line.split(": ", 1)[1] for line in shown.splitlines() if re.match(r"\d: ", line))
+    (directory,) = {row for row in rows if row.startswith("/")}
+    assert re.fullmatch(r"/local/\d+", directory)
+    assert rows == [directory, directory, "700 alice", "700 alice", "gpu01", "gpu02"]
+    for node in ("gpu01", "gpu02"):
+        wait_until(lambda node=node: lab.root(node, "find /local -mindepth 1").split() == ["/local/.trash"])  # type: ignore[misc]
+
+
+@pytest.mark.proves("storage", "Scratch is deleted without what a user's links and mounts in it lead to.")
+def test_scratch__links_and_mounts_in_it__are_not_followed(lab: TestLab) -> None:
+    alice(lab, "echo precious > precious")
+    links = f"ln -s {HOMES}/alice $SCRATCH/all; ln {HOMES}/alice/precious $SCRATCH/hard || :; mkdir $SCRATCH/mount"
+    job = submit(lab, f"{links}; until [ -e go ]; do sleep 1; done; rm go", "--nodelist=gpu01")
+    wait_until(lambda: lab.root("gpu01", f"ls -d /local/{job}/mount || :") != "")
+    lab.root("gpu01", f"mount -t tmpfs none /local/{job}/mount; touch /local/{job}/mount/other")
+    alice(lab, "touch go")
+    finished(lab, job)
+    wait_until(lambda: lab.root("gpu01", "systemctl is-active job-scratch || :").strip() in ("failed", "inactive"))
+    assert alice(lab, "cat precious").strip() == "precious"
+    left = lab.root("gpu01", "find /local -mindepth 1 -type f").split()
+    assert [re.sub(r"\.\d+/", "/", path) for path in left] == [f"/local/.trash/{job}/mount/other"]
+    lab.root("gpu01", "umount /local/.trash/*/mount; systemctl start job-scratch")
+    assert lab.root("gpu01", "find /local -mindepth 1").split() == ["/local/.trash"]
+
+
+@pytest.mark.proves("storage", "What was left when a node went down is deleted at its boot, before slurmd starts.")
+def test_scratch__left_by_a_power_cut__is_deleted_at_boot(lab: TestLab) -> None:
+    lab.root("gpu02", "systemctl stop slurmd; mkdir /local/77; touch /local/77/file")
+    lab.root("gpu02", "rm /run/clusterctl/scratch-boot; systemctl restart job-scratch-boot; systemctl start slurmd")
+    wait_until(lambda: lab.root("gpu02", "find /local -mindepth 1").split() == ["/local/.trash"])
+    wait_until(lambda: in_service(lab)["gpu02"] == "idle")
+
+
+@pytest.mark.long
+@pytest.mark.proves("storage", "A full scratch disk drains its worker with the cause; the job waits, then runs.")
+def test_scratch__full_disk__drains_the_worker(lab: TestLab) -> None:
+    lab.root("gpu01", "mount -t tmpfs -o size=1M,mode=0711 none /local; fallocate -l 1M /local/big")
+    job = submit(lab, "echo $SCRATCH", "--nodelist=gpu01")
+    wait_until(lambda: "/local is full" in causes(lab, "gpu01").get("health", ""))
+    assert states(lab, job) == ["PENDING"]
+    lab.root("gpu01", "rm /local/big; gpu-health")
+    wait_until(lambda: causes(lab, "gpu01") == {})
+    finished(lab, job)
+    assert alice(lab, f"cat slurm-{job}.out").strip() == f"/local/{job}"
+    wait_until(lambda: lab.root("gpu01", "umount /local && echo done || :") != "")
+
+
+@pytest.mark.long
+@pytest.mark.proves("storage", "A file server that does not respond is reported, blocks no verb, and jobs continue.")
+def test_server__that_does_not_respond__blocks_no_verb(lab: TestLab) -> None:
+    script = "for n in 1 2 3; do echo $n >> lines; until [ -e go$n ]; do sleep 1; done; done"
+    job = submit(lab, script, "--nodelist=gpu01")
+    wait_until(lambda: states(lab, job) == ["RUNNING"])
+    mount = f"{HOMES} ({lab.root(SERVER, 'hostname -I').strip()}:{HOMES}) does not respond"
+    with silent(lab):
+        page = clusterctl("status", str(lab.inventory), limit=60).stdout
+        assert f"gpu01, gpu02: {mount}" in page
+        nodes = {node["name"]: node["mounts"] for node in lab.run("status", expect=4, limit=60)["nodes"]}
+        assert nodes == {SERVER: [], "gpu01": [mount], "gpu02": [mount]}
+        for verb in (["verify"], ["plan", "bootstrap"], ["bootstrap"], ["remove-node"]):
+            given = [*verb, str(lab.inventory), *["gpu02"] * (verb == ["remove-node"])]
+            done = clusterctl(*given, *["--yes"] * (verb == ["remove-node"]), limit=120)
+            assert (done.returncode, mount in done.stdout + done.stderr) == (3, True), done.stderr
+        done = clusterctl("bootstrap", str(lab.inventory), "--skip-unreachable", limit=300)
+        assert done.returncode == 4
+        assert mount in done.stdout + done.stderr
+        # A probe leaves one process for each mount, however often it is called.
+        assert lab.root("gpu02", "ps -eo stat=,args= | grep -c '^D.*python3 -I -' || :").strip() == "1"
+    alice(lab, "touch go1 go2 go3")
+    finished(lab, job)
+    assert alice(lab, "cat lines").split() == ["1", "2", "3"]
+    assert lab.run("bootstrap")["hosts"].keys() >= {"gpu01", "gpu02"}
+    assert lab.healthy()["homes_apart"] == []
