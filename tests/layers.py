@@ -145,7 +145,7 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
         r"|slurm/(by_hand|quota)|commands/quota\w*)\.py$",
         ("slurm",),
     ),
-    (r"tests/cluster/(hung_mount|nfs_client|slurm)\.py$", ("slurm",)),
+    (r"tests/cluster/((hung_mount|slurm)\.py|mount\.nfs4)$", ("slurm",)),
     (r"(clusterctl/(inventory/(mounts|storage)|run/mount_checks)|plugins/.*/nfs\w*)\.py$", ("roles", "slurm")),
     (r"roles/gpu_health/", ("gpu", "kubernetes", "roles", "slurm")),
     (r"roles/package_cache/", ("day2", "roles")),

@@ -1,17 +1,17 @@
 """Storage: homes from an NFS server on all nodes, a server that does not respond, a directory for each job.
 
 The server is real (NFS-Ganesha), as are the protocol, the mount units and the firewall. The client of the workers is
-simulated by nfs_client.py, because the kernel of a build machine may have no NFS.
+simulated by the program mount.nfs4 beside this file, because the kernel of a build machine may have no NFS.
 """
 
 import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from tests.cluster import nfs_client
 from tests.cluster.lab import ALICES, TestLab, clusterctl, fresh
 from tests.cluster.members import states
 from tests.faults.injury import in_service, wait_until
@@ -39,7 +39,7 @@ CLIENT = """
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq && apt-get install -y -qq --no-install-recommends libnfs14 python3-fusepy > /dev/null
 dpkg-divert --quiet --local --rename --add --divert /usr/sbin/mount.nfs4.kernel /usr/sbin/mount.nfs4
-install -m 0755 /var/tmp/nfs_client.py /usr/sbin/mount.nfs4
+install -m 0755 /var/tmp/mount.nfs4 /usr/sbin/mount.nfs4
 """
 SERVER = "head1"
 
@@ -49,10 +49,9 @@ def lab() -> Iterator[TestLab]:
     """A cluster whose head serves the homes, with scratch directories, bootstrapped."""
     with fresh("storage", "--gpus", "2") as lab:
         lab.root(SERVER, DISK)
-        with open(nfs_client.__file__) as program:
-            text = program.read()
+        program = Path(__file__).with_name("mount.nfs4").read_text()
         for node in ("gpu01", "gpu02"):
-            lab.ssh(node, "sudo", "tee", "/var/tmp/nfs_client.py", stdin=text)
+            lab.ssh(node, "sudo", "tee", "/var/tmp/mount.nfs4", stdin=program)
             lab.root(node, CLIENT)
         text = lab.inventory.read_text().replace(ALICES, f"{ALICES}{VARIABLES}")
         lab.inventory.write_text(f"{text}    nfs_server:\n      hosts:\n        {SERVER}: {{}}\n")
