@@ -20,7 +20,7 @@ def check(reading: Reading, given: Given) -> None:
         for node in given(reading, name):
             paths = set[str]()
             for index, one in enumerate(entries_of(node)):
-                path = one["path"] if "path" in one else node
+                path = one.get("path", node)
                 if str(path.value) in paths:
                     reading.refuse(path.position, f"{name}[{index}].path", f"duplicate path, got {path.value}")
                 paths.add(str(path.value))
@@ -50,7 +50,7 @@ def check_groups(reading: Reading) -> None:
     key = f"all.children.{SERVER}"
     if len(servers) > 1:
         names = ", ".join(host.name for host in servers)
-        reading.refuse(servers[1].position, key, f"has {names}, expected one host")
+        reading.refuse(reading.top, key, f"has {names}, expected one host")
     for host in servers:
         if SLURM.head not in reading.groups:
             reading.refuse(host.position, key, f"{host.name} would serve Slurm, but there is no group {SLURM.head}")

@@ -33,11 +33,11 @@ def problems(wanted: Mapping[str, str], states: Mapping[str, str]) -> Iterator[t
             yield f"{name} is not mounted" if state == NOT_MOUNTED else f"{name}: {state}", False
 
 
-def findings(inventory: Inventory, host: Host, facts: Facts) -> Iterator[Finding]:
+def findings(inventory: Inventory, facts: Mapping[str, Facts]) -> Iterator[Finding]:
     """Yield the directories that would block a run. A run mounts what is not mounted."""
-    wanted = of_host(inventory, host)
-    for path, source in wanted.items():
-        for text, blocks in problems({path: source}, facts.node.mounts):
-            if blocks:
+    for name, found in facts.items():
+        for path, source in of_host(inventory, inventory.host(name)).items():
+            for text, blocks in problems({path: source}, found.node.mounts):
                 server = source.rpartition(":")[0].strip("[]") or "the file server"
-                yield Finding(host.name, CHECK, text, f"check {server}; jobs continue when it responds again")
+                if blocks:
+                    yield Finding(name, CHECK, text, f"check {server}; jobs continue when it responds again")

@@ -91,8 +91,7 @@ def preflight(
     daemons = [name for part in slurm_source.DAEMONS for name in slurm_source.every(inventory, part)]
 
     def ask(host: Host) -> Answer:
-        options: dict[str, Any] = {"mounts": [*mount_checks.of_host(inventory, host)]}
-        options |= {"network": network_options(host, inventory), "slurm": checks.probe_options(inventory, host, daemons)}
+        options = _options(inventory, host, daemons)
         options |= contact.drift_options(key) if host.name in compared else {}
         options |= _state_options(host) if with_state else {}
         return contact.ask(host, access, options, (refused or {}).get(host.name))
@@ -100,9 +99,6 @@ def preflight(
     answers = each(hosts, ask, at_once)
     findings = [finding for host in hosts for finding in evaluate(host, answers[host.name], label, adopt)]
     facts = {name: answer.facts for name, answer in answers.items() if answer.facts}
-    findings += [
-        one for host in hosts if (of := facts.get(host.name)) for one in mount_checks.findings(inventory, host, of)
-    ]
     findings += _clocks(facts, inventory.head.name, records)
     # Hosts outside this run are known by their records; findings about them are dropped below.
     known = {host.name: records[host.name] for host in inventory.hosts if host.name in records}
@@ -112,6 +108,7 @@ def preflight(
     together = [
         *_whole(inventory, access.known_hosts, facts, known),
         *unconfined.values(),
+        *mount_checks.findings(inventory, facts),
         *gpu_checks.security(inventory, confined),
         *(() if new_head is None else checks.lost_head(inventory, facts, records, new_head)),
         *(() if new_head is None else kubernetes_checks.lost_head(inventory, facts, records, new_head)),
@@ -126,6 +123,13 @@ def preflight(
         raise PreflightError(problems, WITHOUT_THEM if alone else "")
     facts = {name: found for name, found in facts.items() if name not in unfit}
     return Contact(facts, tuple(one for one in others if one.warning), _differences(records, facts), tuple(skipped))
+
+
+def _options(inventory: Inventory, host: Host, daemons: Sequence[str]) -> dict[str, Any]:
+    """Return the probe's options of each run; `daemons` are the names of Slurm's packages."""
+    slurm = checks.probe_options(inventory, host, daemons)
+    mounts = [*mount_checks.of_host(inventory, host)]
+    return {"network": network_options(host, inventory), "slurm": slurm, "mounts": mounts}
 
 
 def _differences(records: Mapping[str, Hardware], facts: Mapping[str, Facts]) -> dict[str, tuple[str, ...]]:

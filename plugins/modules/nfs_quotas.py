@@ -101,7 +101,7 @@ def mount_of(path: str, mountinfo: str) -> Mount:
     for line in mountinfo.splitlines():
         own, _, rest = line.partition(" - ")
         target = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), own.split()[4])
-        kind, source, options = (rest.split(" ", 2) + ["", ""])[:3]
+        kind, source, options = [*rest.split(" ", 2), "", ""][:3]
         if f"{path}/".startswith(f"{target.rstrip('/')}/") and len(target) >= len(found.target):
             found = Mount(target, kind, source, frozenset([*own.split()[5].split(","), *options.split(",")]))
     return found

@@ -34,9 +34,7 @@ done(libc.syscall(429, tree, b"", -100, target, 4))  # MOVE_MOUNT_F_EMPTY_PATH
 """
 VARIABLES = f"""\
     users_home: {HOMES}
-    users_home_export: {EXPORT}
-    users_home_type: none
-    users_home_options: [bind, nosuid, nodev]
+    nfs_client_mounts: [{{path: {HOMES}, source: {EXPORT}, type: none, options: [bind, nosuid, nodev]}}]
     slurm_head_partitions:
       - {{name: main, default: true, options: {{MaxTime: "02:00:00"}}}}
 """
@@ -84,7 +82,7 @@ def alice(lab: TestLab, script: str) -> str:
     return lab.ssh("head1", *argv, stdin=f"exec 2>&1\n{script}\n")
 
 
-@pytest.mark.proves("jobs", "`users_home_export` mounts homes before Slurm starts; output is where its user submitted.")
+@pytest.mark.proves("jobs", "`nfs_client_mounts` mounts homes before Slurm starts; output is where its user submitted.")
 def test_homes__from_an_export__have_a_jobs_output(lab: TestLab, built: dict[str, Any]) -> None:
     assert "homes are not shared" not in str(built["notes"])
     lab.unchanged()

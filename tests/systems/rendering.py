@@ -31,7 +31,7 @@ CONTENT = paths.content()
 ROLES = sorted(path for path in (CONTENT / "roles").iterdir() if path.is_dir())
 SCHEDULERS = ("slurm", "kubernetes")
 # Groups that only a cluster with Slurm can have, and roles of its own verbs.
-OF_SLURM = {"login", "mpi", "enroot"}
+OF_SLURM = {"login", "mpi", "enroot", "nfs_server"}
 VERBS_OF_SLURM = {"backup", "restore"}
 # Shared roles that do something else for Kubernetes.
 BOTH = {"base", "containerd", "containers", "gpu_config", "gpu_health", "verify"}
@@ -115,7 +115,9 @@ VARIABLES: Mapping[str, Any] = {
     "enroot_caps_sha256": "c" * 64,
     "enroot_sha256": "e" * 64,
     "pyxis_source_sha256": "f" * 64,
-    "users_home_export": "nas.example:/home",
+    "nfs_client_mounts": [{"path": "/data", "source": "nas.example:/data"}],
+    "nfs_server_home_quota": {"soft": "400G", "hard": "500G"},
+    "slurm_worker_scratch": "/local",
     "users_accounts": [
         {"name": "ada", "uid": 10001, "admin": True, "ssh_keys": ["ssh-ed25519 AAAA ada"]},
         {"name": "bob", "uid": 10002},

@@ -449,6 +449,65 @@ inventory(
     ),
 )
 inventory(
+    {
+        "Meaning: directory that is exported twice": "duplicate path, got /srv/a",
+        "Meaning: exported root directory": 'got "/", expected an absolute path of letters, digits',
+        "Meaning: exported parent directory": 'got "/srv/..", expected an absolute path',
+        "Hostile: an option of a mount": "expected letters, digits, . _ , : / @ = + - [ ]",
+        "Meaning: former variable of homes": "is no longer a variable (list the homes: nfs_client_mounts: [{path: /home",
+        "Meaning: quota without a unit": 'got "400", expected a size such as 400G, or 0',
+        "Meaning: soft quota above the hard one": "soft is larger than hard, so it would have no effect",
+    },
+    good(
+        "    ansible_user: admin\n",
+        """\
+    ansible_user: admin
+    nfs_server_exports: [{path: /srv/a}, {path: §/srv/a}, {path: §/}, {path: §/srv/..}]
+    nfs_client_options: [hard, §"ro\\nExecStart=x"]
+    §users_home_export: nas:/home
+    nfs_server_home_quota: {hard: §"400"}
+    users_accounts: [{name: ada, uid: 1001, home_quota: §{soft: 2T, hard: 3G}}]
+""",
+    ),
+)
+inventory(
+    {
+        "Meaning: mount that is exported already": "gpu01 has /srv/a already, from gpu05 of the group nfs_server",
+        "Meaning: scratch in homes": "got /home/scratch, but /home has homes or shared files",
+        "Meaning: scratch in a shared directory": "got /srv/a/b, but /srv/a has homes or shared files",
+        "Meaning: NFS server that is a worker": "gpu05 is also in slurm_workers (use the head, a login node or another",
+    },
+    """\
+all:
+  vars:
+    cluster_name: aurora
+    nfs_server_exports: [{path: /srv/a}]
+  children:
+    slurm_head: {hosts: {head1: {ansible_host: 10.0.0.10}}}
+    slurm_workers:
+      hosts:
+        gpu01: {ansible_host: 10.0.0.11, nfs_client_mounts: [{path: §/srv/a, source: "nas:/a"}]}
+        gpu02: {ansible_host: 10.0.0.12, slurm_worker_scratch: §/home/scratch}
+        gpu03: {ansible_host: 10.0.0.13, slurm_worker_scratch: §/srv/a/b}
+        §gpu05: {ansible_host: 10.0.0.15}
+    nfs_server: {hosts: {gpu05: {}}}
+""",
+)
+inventory(
+    {
+        "Meaning: two NFS servers": "has files1, files2, expected one host",
+        "Meaning: NFS server without Slurm": "files1 would serve Slurm, but there is no group slurm_head",
+    },
+    """\
+§all:
+  vars: {cluster_name: aurora}
+  children:
+    kubernetes_head: {hosts: {head1: {ansible_host: 10.0.0.10}}}
+    kubernetes_workers: {hosts: {gpu01: {ansible_host: 10.0.0.11}}}
+    nfs_server: {hosts: {§files1: {ansible_host: 10.0.0.12}, files2: {ansible_host: 10.0.0.13}}}
+""",
+)
+inventory(
     {"Meaning: driver and CUDA that do not fit": "CUDA 13.0 needs driver 580.65.06 or newer, got 570 for gpu01"},
     good(
         "gpu01: {ansible_host: 10.0.0.11, ansible_port: 2222}",

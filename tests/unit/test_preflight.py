@@ -65,6 +65,7 @@ def answer() -> dict[str, Any]:
             "firewall": None,
             "services": {},
             "homes": {},
+            "mounts": {},
         },
         "state_error": "",
         "records": {},

@@ -27,6 +27,7 @@ ROLES_OF_ORDINARY = {
     "landing_page": "check converge idempotence",
     "munge": WHOLE,
     "mysqld_exporter": "check converge idempotence",
+    "nfs_client": "check converge idempotence",
     "node_exporter": WHOLE,
     "nvidia_cuda": "check converge idempotence",
     "nvidia_driver": "check converge idempotence",
@@ -96,6 +97,9 @@ ELSEWHERE = {
         "logstash_senders",
     ),
     "login": Elsewhere("long", "test_login_nodes.py::test_login__job_of_a_user__runs_on_a_worker", "sbatch"),
+    "nfs_server": Elsewhere(
+        "ordinary", "test_storage.py::test_homes__of_the_server__are_the_same_on_all_nodes", "written"
+    ),
     "mpi": Elsewhere("long", "test_first_hour.py::test_mpi__program_of_a_user__runs_on_two_nodes", "mpicc"),
     "nvidia_cuda": Elsewhere(
         "ordinary", "test_driver.py::test_users_choose_among_toolkits_side_by_side", '"nvidia_cuda"'

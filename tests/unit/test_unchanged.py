@@ -38,7 +38,7 @@ from tests.unit.test_inputs import INVENTORY, PEM, SECRETS, a_directory, recorde
 from tests.unit.test_role_plugins import plugin
 
 STATE = dict.fromkeys(("accounts", "machine", "packages", "records"), "a" * 64)
-RECORDS = dict.fromkeys(("base", "docker", "users", "users_homes"), "a" * 64)
+RECORDS = dict.fromkeys(("base", "docker", "users"), "a" * 64)
 OTHER = STATE | {"machine": "b" * 64}
 UP = {"head1": True, "gpu01": True, "gpu02": True}
 CLEAN = Drift(None, (), 0, {})
@@ -107,6 +107,12 @@ REVIEWED: Mapping[str, set[str]] = {
         "kubernetes_nodes: Prepare the cluster, and create a token for each worker",
     },
     "logging": {"command: Set users, pipelines and templates in the search engine"},  # what is missing is in the digest
+    "nfs_client": {"command: Find what the mounts would hide, and former mounts"},
+    "nfs_server": {  # quotas are not in the digest: their inventory is
+        "file: Create the directories to export",
+        "nfs_quotas: Check that the homes are on a file system with quotas",
+        "nfs_quotas: Set the quotas of homes",
+    },
     "munge": {  # of the verb that exchanges the key
         "command: Read the head's clock",
         "munge_key: Schedule the exchange on the head",
@@ -152,7 +158,6 @@ REVIEWED: Mapping[str, set[str]] = {
     },
     "slurm_worker": {"command: Restart Slurm's controller"},  # after a change
     "users": {
-        "command: Find what the mount would hide",
         "node_users: Configure groups and users",  # in the digest
         "slurm_accounts: Add QOS, accounts, users and their limits to Slurm",  # in the digest of a head
         "slurm_accounts: Remove departed users from Slurm",
@@ -1204,7 +1209,7 @@ def test_notes__of_role_verify__are_not_repeated_if_it_is_played(directory: Path
 @pytest.mark.parametrize(
     ("changes", "after", "scopes", "pending"),
     [
-        ([("users", "task")], {"accounts"}, {"users", "users_homes"}, ("users",)),
+        ([("users", "task")], {"accounts"}, {"users"}, ("users",)),
         ([("base", "file"), ("users", "file")], set(), {"base", "users"}, ("base", "users")),
         ([("base", "file")], {"accounts"}, set(), None),
         ([("users", "task")], {"machine"}, set(), None),

@@ -56,9 +56,9 @@ def main(options: Facts) -> None:
     """Print the answer.
 
     All options are optional. `network`, with the inventory's `proxy`, `no_proxy` and `mirrors`, tests the package
-    sources. `mounts` has the directories whose state is needed, `services` has the units whose state is needed. `drift`, `alerts` and `targets` have the options of these
-    functions. `state` asks for the digests of the node's state and of its `records`; without them `state_error` has
-    the reason.
+    sources. `mounts` has the directories and `services` the units whose state is needed. `drift`, `alerts` and
+    `targets` have the options of these functions. `state` asks for the digests of the node's state and of its
+    `records`; without them `state_error` has the reason.
     """
     started = time.time()
     found, driver, nvml_error = gpus()

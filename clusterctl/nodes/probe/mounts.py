@@ -6,7 +6,7 @@ import os
 import re
 import select
 import time
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Optional
 
 from clusterctl.nodes.probe.common import HUNG, NOT_MOUNTED, read
 
@@ -31,7 +31,7 @@ def mounts(paths: List[str], mounted: str = "/proc/self/mounts", locks: str = _L
 
 
 def _look(path: str, until: float, locks: str) -> Optional[int]:
-    """Start a child that looks at a directory; return where it answers, None if that of an earlier probe still hangs."""
+    """Start a child that looks at a directory; return where it answers, None if an earlier one still hangs."""
     lock = _lock(path, locks)
     while lock is not None:
         try:
@@ -90,5 +90,5 @@ def _answer(reader: Optional[int], until: float) -> str:
 
 def responding(paths: List[str], states: Dict[str, str]) -> List[str]:
     """Return the paths that are not below a directory that does not respond."""
-    hung = tuple(path + "/" for path, state in states.items() if state == HUNG)  # type: Tuple[str, ...]
+    hung = tuple(path + "/" for path, state in states.items() if state == HUNG)
     return [path for path in paths if not (path + "/").startswith(hung)]

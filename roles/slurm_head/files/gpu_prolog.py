@@ -1,5 +1,5 @@
 #!/usr/bin/python3 -IS
-"""Slurm's Prolog: check before each job, in a few milliseconds, that the driver has all recorded GPUs; make its scratch.
+"""Slurm's Prolog: check in a few milliseconds that the driver has all recorded GPUs, and make the job's scratch.
 
 If one is missing or lost, gpu-health runs a full check and makes the head drain the node; then the job is requeued and
 starts on other nodes. If gpu-health finds no problem, the job starts.

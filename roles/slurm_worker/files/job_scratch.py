@@ -1,8 +1,8 @@
 """Give each Slurm job a directory on a local disk of this node, and delete it after the job.
 
-The directory is BASE/JOBID, of the job's user alone. After the job it is renamed into BASE/.trash, where a service deletes
-it with low priority, so that a big tree does not delay the next job. BASE is in the file CONFIGURATION. Only root
-can write to BASE, so no user can put a link in place of a directory.
+The directory is BASE/JOBID, of the job's user alone. After the job it is renamed into BASE/.trash, where a service
+deletes it with low priority, so that a big tree does not delay the next job. BASE is in the file CONFIGURATION. Only
+root can write to BASE, so no user can put a link in place of a directory.
 
 usage: job-scratch make     in Slurm's Prolog, with its environment
        job-scratch boot     before slurmd starts: remove what was left when the node went down
@@ -47,7 +47,7 @@ def require_space(place: Path) -> None:
 
 
 def make(job: str, uid: int) -> None:
-    """Create a job's directory. Raises ScratchError. A directory of the same job, before it was requeued, is removed."""
+    """Create a job's directory, empty also for a job that was requeued. Raises ScratchError."""
     place = base()
     if place is None or uid < FIRST_UID:
         return
@@ -117,7 +117,7 @@ def boot() -> None:
 
 
 def empty() -> None:
-    """Delete what is in the trash. rm follows no links, also not those that a user sets meanwhile, and leaves mounts."""
+    """Delete what is in the trash. rm follows no links, not even those that are made meanwhile, and leaves mounts."""
     place = base()
     if place is None:
         return

@@ -1,0 +1,302 @@
+"""Shared directories, quotas and scratch: mounts of hosts, states of directories, commands, what is deleted."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from clusterctl.inventory import model, mounts
+from clusterctl.nodes import probe
+from clusterctl.nodes.probe import mounts as probe_mounts
+from clusterctl.nodes.probe.common import HUNG, NOT_MOUNTED
+from clusterctl.run import mount_checks
+from tests.unit.test_gpu_health import installed
+from tests.unit.test_role_plugins import plugin
+
+INVENTORY = """\
+all:
+  vars: {cluster_name: aurora, users_home: /srv/home}
+  children:
+    slurm_head: {hosts: {head1: {ansible_host: 10.0.0.10}}}
+    slurm_workers: {hosts: {gpu01: {ansible_host: 10.0.0.11, nfs_client_mounts: [{path: /data, source: "nas:/data"}]}}}
+    monitoring: {hosts: {metrics1: {ansible_host: 10.0.0.12}}}
+    nfs_server: {hosts: {nfs1: {ansible_host: 10.0.0.13}}}
+"""
+REPORT = """\
+User,BlockStatus,FileStatus,BlockUsed,BlockSoftLimit,BlockHardLimit,BlockGrace,FileUsed,FileSoftLimit,FileHardLimit,FileGrace
+#0,ok,ok,20,0,0,,2,0,0,
+#10001,ok,ok,16,419430400,524288000,,4,0,0,
+#10002,ok,ok,16,1024,2048,,4,100,200,
+"""
+MOUNTINFO = """\
+22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw
+30 22 8:2 / /srv rw,relatime - ext4 /dev/sdb1 rw,{options}
+31 30 8:3 / /srv/other\\040disk rw - xfs /dev/sdc1 rw,usrquota
+"""
+
+
+def of(name: str, directory: Path, text: str = INVENTORY) -> dict[str, str]:
+    (directory / "inventory.yaml").write_text(text)
+    inventory = model.load(directory / "inventory.yaml")
+    return mount_checks.of_host(inventory, inventory.host(name))
+
+
+@pytest.mark.parametrize(
+    ("path", "unit"),
+    [("/home", "home.mount"), ("/srv/a-b/c.d+", r"srv-a\x2db-c.d\x2b.mount"), ("/.x", r"\x2ex.mount")],
+)
+def test_unit__of_a_path__is_systemds(path: str, unit: str) -> None:
+    assert mounts.unit(path) == unit
+
+
+def test_mounts__with_and_without_defaults__are_complete() -> None:
+    given: list[dict[str, Any]] = [
+        {"path": "/data/a", "source": "nas:/a", "options": ["ro"]},
+        {"path": "/data", "source": "d", "type": "x"},
+    ]
+    found = mounts.complete(given, ["hard"], [{"path": "/home"}], "fd00::1")
+    assert found == [
+        {"path": "/data", "source": "d", "type": "x", "options": ["hard"], "unit": "data.mount"},
+        {"path": "/data/a", "source": "nas:/a", "type": "nfs", "options": ["ro"], "unit": "data-a.mount"},
+        {"path": "/home", "source": "[fd00::1]:/home", "type": "nfs4", "options": ["hard"], "unit": "home.mount"},
+    ]
+
+
+def test_mounts__by_groups_of_a_host__follow_the_server(tmp_path: Path) -> None:
+    assert of("gpu01", tmp_path) == {"/srv/home": "10.0.0.13:/srv/home", "/data": "nas:/data"}
+    assert of("head1", tmp_path) == {"/srv/home": "10.0.0.13:/srv/home"}
+    assert of("nfs1", tmp_path) == of("metrics1", tmp_path) == {"/srv/home": ""}
+    exports = INVENTORY.replace("10.0.0.13}", "10.0.0.13, nfs_server_exports: [{path: /shared}]}")
+    assert of("head1", tmp_path, exports) == {"/srv/home": "", "/shared": "10.0.0.13:/shared"}
+
+
+# --- the probe --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> str:
+    (tmp_path / "mounts").write_text(f"nas:/data {tmp_path}/a\\040b nfs4 rw 0 0\n")
+    (tmp_path / "a b").mkdir()
+    return str(tmp_path / "mounts")
+
+
+def test_probe__of_directories__tells_what_is_not_there(tmp_path: Path, table: str) -> None:
+    paths = [f"{tmp_path}/a b", str(tmp_path), f"{tmp_path}/missing"]
+    states = probe_mounts.mounts(paths, table, str(tmp_path / "locks"))
+    assert states == dict(zip(paths, ["", NOT_MOUNTED, "No such file or directory"], strict=True))
+
+
+@pytest.mark.proves("storage", "A directory that does not respond costs the probe seconds, and one process.")
+def test_probe__of_a_directory_that_hangs__is_left_alone(
+    tmp_path: Path, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release, path, locks = tmp_path / "release", f"{tmp_path}/a b", str(tmp_path / "locks")
+
+    def hang(_path: str) -> None:
+        while not release.exists():
+            time.sleep(0.01)
+
+    monkeypatch.setattr(probe_mounts, "MOUNT_SECONDS", 0.3)
+    monkeypatch.setattr(os, "statvfs", hang)
+    started, fork = [], os.fork
+
+    def count() -> int:
+        started.append(1)
+        return fork()
+
+    monkeypatch.setattr(os, "fork", count)
+    try:
+        for _ in range(3):
+            assert probe_mounts.mounts([path], table, locks) == {path: HUNG}
+        assert started == [1]
+    finally:
+        release.touch()
+    monkeypatch.setattr(probe_mounts, "MOUNT_SECONDS", 60)
+    assert probe_mounts.mounts([path], table, locks) == {path: ""}
+
+
+def test_probe__as_a_user_without_locks__looks_too(tmp_path: Path, table: str) -> None:
+    (tmp_path / "file").touch()
+    assert probe_mounts.mounts([f"{tmp_path}/a b"], table, str(tmp_path / "file")) == {f"{tmp_path}/a b": ""}
+
+
+def test_homes__below_a_directory_that_hangs__are_left_out() -> None:
+    states = {"/home": HUNG, "/data": ""}
+    assert probe_mounts.responding(["/home/ada", "/home", "/home2/bob", "/data/x"], states) == ["/home2/bob", "/data/x"]
+
+
+@pytest.mark.proves("storage", "A command that cannot be killed does not block the probe.")
+def test_probe__command_that_leaves_a_process__returns(tmp_path: Path) -> None:
+    """The process has the command's output open, as one that hangs in the kernel."""
+    text = probe.text(state=False).replace("timeout=10", "timeout=0.2")
+    code = f"{text}\nprint(repr(output('sh', '-c', 'sleep 60 & sleep 60')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout == "''\n"
+
+
+@pytest.mark.parametrize(
+    ("states", "found"),
+    [
+        ({}, []),
+        ({"/a": ""}, []),
+        ({"/a": HUNG}, [("/a (nas:/a) does not respond", True)]),
+        ({"/a": NOT_MOUNTED}, [("/a (nas:/a) is not mounted", False)]),
+        ({"/a": "Stale file handle"}, [("/a (nas:/a): Stale file handle", False)]),
+        ({"/home": NOT_MOUNTED}, []),
+        ({"/home": "No such file or directory"}, []),
+        ({"/home": HUNG}, [("/home does not respond", True)]),
+    ],
+)
+def test_problems__by_the_states__name_path_and_source(states: dict[str, str], found: list[tuple[str, bool]]) -> None:
+    assert list(mount_checks.problems({"/a": "nas:/a", "/home": ""}, states)) == found
+
+
+# --- quotas -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def quotas() -> ModuleType:
+    return plugin("modules/nfs_quotas")
+
+
+def user(uid: int, soft: int, hard: int) -> dict[str, Any]:
+    return {"name": f"u{uid}", "uid": uid, "soft": soft, "hard": hard}
+
+
+@pytest.mark.proves("storage", "Quotas are set by difference; limits of the number of files stay.")
+def test_quotas__that_differ__are_set(quotas: ModuleType) -> None:
+    """The report has repquota 4.09's format; setquota(8) has the order of the arguments."""
+    users = [user(10001, 419430400, 524288000), user(10002, 0, 4096), user(10003, 1, 2), user(10004, 0, 0)]
+    assert quotas.commands(users, quotas.limits(REPORT), "/srv") == {
+        "u10002": ["setquota", "-u", "10002", "0", "4096", "100", "200", "/srv"],
+        "u10003": ["setquota", "-u", "10003", "1", "2", "0", "0", "/srv"],
+    }
+
+
+def test_report__in_another_format__is_refused(quotas: ModuleType) -> None:
+    with pytest.raises(quotas.QuotaError, match="cannot read"):
+        quotas.limits("User,BlockStatus\nada,ok\n")
+
+
+@pytest.mark.proves("storage", "A file system without quotas is refused before the server is changed.")
+@pytest.mark.parametrize(
+    ("path", "options", "fits"),
+    [
+        ("/srv/home", "quota,usrquota", True),
+        ("/srv/home", "usrjquota=aquota.user,jqfmt=vfsv1", True),
+        ("/srv/home", "noquota", False),
+        ("/srv/home", "uqnoenforce", False),
+        ("/srv/other disk/home", "noquota", True),
+        ("/srvx", "usrquota", False),
+    ],
+)
+def test_quotas__by_options_of_the_mount__are_possible(quotas: ModuleType, path: str, options: str, fits: bool) -> None:
+    mount = quotas.mount_of(path, MOUNTINFO.format(options=options))
+    if fits:
+        quotas.require_quotas(path, mount)
+        return
+    with pytest.raises(quotas.QuotaError, match=f"{path} is on /dev/sd.* which has no quotas of users: .*usrquota"):
+        quotas.require_quotas(path, mount)
+
+
+def test_limits__of_accounts__precede_the_common_ones() -> None:
+    filters = plugin("filter/nfs").FilterModule().filters()
+    accounts: list[dict[str, Any]] = [
+        {"name": "ada", "uid": 1001},
+        {"name": "bob", "uid": 1002, "home_quota": {"hard": "1T"}},
+        {"name": "eve", "uid": 1003, "state": "absent"},
+    ]
+    assert filters["nfs_quotas"](accounts, {"soft": "2M", "hard": "3G"}) == [
+        {"name": "ada", "uid": 1001, "soft": 2 << 10, "hard": 3 << 20},
+        {"name": "bob", "uid": 1002, "soft": 0, "hard": 1 << 30},
+    ]
+    assert [one["name"] for one in filters["nfs_quotas"](accounts, {})] == ["bob"]
+
+
+# --- scratch ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    module: ModuleType = installed("job_scratch")
+    (tmp_path / "local").mkdir()
+    (tmp_path / "scratch").write_text(f"{tmp_path}/local\n")
+    for name, path in {"CONFIGURATION": "scratch", "BOOTED": "run/scratch-boot"}.items():
+        monkeypatch.setattr(module, name, tmp_path / path)
+    monkeypatch.setattr(module.os, "chown", lambda *_: None)
+    monkeypatch.setattr(module, "start_emptying", lambda: None)
+    yield module
+
+
+def test_scratch__of_a_requeued_job__is_empty(scratch: ModuleType, tmp_path: Path) -> None:
+    for _ in range(2):
+        scratch.make("12", 5001)
+        assert list((tmp_path / "local/12").iterdir()) == []
+        assert (tmp_path / "local/12").stat().st_mode & 0o777 == 0o700
+        (tmp_path / "local/12/file").touch()
+    assert len(list((tmp_path / "local/.trash").iterdir())) == 1
+
+
+def test_scratch__of_a_system_user_or_another_worker__is_not_made(scratch: ModuleType, tmp_path: Path) -> None:
+    scratch.make("12", 999)
+    (tmp_path / "scratch").unlink()
+    scratch.make("13", 5001)
+    assert (list((tmp_path / "local").iterdir()), scratch.problems(), scratch.remove("13")) == ([], [], False)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "files", "why"), [(0, 9, "/local is full"), (9, 0, "/local has no free inodes"), (9, 9, "")]
+)
+def test_scratch__by_free_space__is_made(
+    scratch: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: int, files: int, why: str
+) -> None:
+    free = os.statvfs_result((1, 1, 9, 9, blocks, 9, 9, files, 0, 255))
+    monkeypatch.setattr(scratch.os, "statvfs", lambda _: free)
+    assert scratch.problems() == ([f"scratch: {tmp_path}{why}"] if why else [])
+    if why:
+        with pytest.raises(scratch.ScratchError, match=why):
+            scratch.make("12", 5001)
+    assert (tmp_path / "local/12").exists() is False
+
+
+def test_scratch__without_its_directory__says_why(scratch: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "local").rmdir()
+    assert scratch.problems() == [f"scratch: cannot write to {tmp_path}/local: No such file or directory"]
+    with pytest.raises(scratch.ScratchError, match=r"cannot create .*/local/12: No such file"):
+        scratch.make("12", 5001)
+
+
+@pytest.mark.parametrize(("active", "left"), [(0, ["12", "notes"]), (3, ["notes"])])
+def test_scratch__at_boot__is_removed_once_and_not_while_jobs_run(
+    scratch: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, active: int, left: list[str]
+) -> None:
+    monkeypatch.setattr(scratch.subprocess, "call", lambda _: active)
+    for name in ("12", "notes"):
+        (tmp_path / "local" / name).mkdir()
+    scratch.boot()
+    assert sorted(path.name for path in (tmp_path / "local").iterdir() if path.name != ".trash") == left
+    (tmp_path / "local/13").mkdir()
+    scratch.boot()
+    assert (tmp_path / "local/13").exists()
+
+
+def test_trash__with_links_and_what_cannot_be_deleted__is_emptied(
+    scratch: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept/file").touch()
+    for name in ("12.1", "13.1"):
+        (tmp_path / "local/.trash" / name).mkdir(parents=True)
+    (tmp_path / "local/.trash/12.1/link").symlink_to(tmp_path / "kept")
+    call = subprocess.call
+    monkeypatch.setattr(scratch.subprocess, "call", lambda argv: 1 if "13.1" in argv[-1] else call(argv))
+    with pytest.raises(SystemExit, match=r"cannot delete 13\.1"):
+        scratch.empty()
+    assert [path.name for path in (tmp_path / "local/.trash").iterdir()] == ["13.1"]
+    assert (tmp_path / "kept/file").exists()
