@@ -52,14 +52,16 @@ ARCHITECTURES = ("x86_64", "aarch64")
 COMMON_HOSTNAMES = frozenset({"localhost", "debian", "ubuntu", "rocky", "almalinux", "rhel", "centos"})
 UNREACHABLE = frozenset({Failure.UNRESOLVED, Failure.NO_ROUTE, Failure.REFUSED, Failure.SILENT, Failure.CLOSED})
 WITHOUT_THEM = (
-    "With --skip-unreachable the run continues without workers that do not respond or cannot confine jobs, "
-    "and without those whose file server does not respond."
+    "With --skip-unreachable the run continues without workers that do not respond, that cannot confine jobs, "
+    "or whose file server does not respond."
 )
 
 
-def _state_options(host: Host) -> dict[str, Any]:
+def _options(inventory: Inventory, host: Host, daemons: Sequence[str], with_state: bool) -> dict[str, Any]:
+    slurm, mounts = checks.probe_options(inventory, host, daemons), [*mount_checks.of_host(inventory, host)]
     targets = {"targets": prometheus.access(host)} if prometheus.GROUP in host.groups else {}
-    return {"state": True, **targets}
+    state = {"state": True, **targets} if with_state else {}
+    return {"network": network_options(host, inventory), "slurm": slurm, "mounts": mounts, **state}
 
 
 def preflight(
@@ -91,9 +93,8 @@ def preflight(
     daemons = [name for part in slurm_source.DAEMONS for name in slurm_source.every(inventory, part)]
 
     def ask(host: Host) -> Answer:
-        options = _options(inventory, host, daemons)
+        options = _options(inventory, host, daemons, with_state)
         options |= contact.drift_options(key) if host.name in compared else {}
-        options |= _state_options(host) if with_state else {}
         return contact.ask(host, access, options, (refused or {}).get(host.name))
 
     answers = each(hosts, ask, at_once)
@@ -123,13 +124,6 @@ def preflight(
         raise PreflightError(problems, WITHOUT_THEM if alone else "")
     facts = {name: found for name, found in facts.items() if name not in unfit}
     return Contact(facts, tuple(one for one in others if one.warning), _differences(records, facts), tuple(skipped))
-
-
-def _options(inventory: Inventory, host: Host, daemons: Sequence[str]) -> dict[str, Any]:
-    """Return the probe's options of each run; `daemons` are the names of Slurm's packages."""
-    slurm = checks.probe_options(inventory, host, daemons)
-    mounts = [*mount_checks.of_host(inventory, host)]
-    return {"network": network_options(host, inventory), "slurm": slurm, "mounts": mounts}
 
 
 def _differences(records: Mapping[str, Hardware], facts: Mapping[str, Facts]) -> dict[str, tuple[str, ...]]:

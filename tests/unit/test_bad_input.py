@@ -454,7 +454,7 @@ inventory(
         "Meaning: exported root directory": 'got "/", expected an absolute path of letters, digits',
         "Meaning: exported parent directory": 'got "/srv/..", expected an absolute path',
         "Hostile: an option of a mount": "expected letters, digits, . _ , : / @ = + - [ ]",
-        "Meaning: former variable of homes": "is no longer a variable (list the homes: nfs_client_mounts: [{path: /home",
+        "Meaning: former variable of homes": "is no longer a variable (list the homes: nfs_client_mounts: [{path:",
         "Meaning: quota without a unit": 'got "400", expected a size such as 400G, or 0',
         "Meaning: soft quota above the hard one": "soft is larger than hard, so it would have no effect",
     },

@@ -97,6 +97,7 @@ ELSEWHERE = {
         "logstash_senders",
     ),
     "login": Elsewhere("long", "test_login_nodes.py::test_login__job_of_a_user__runs_on_a_worker", "sbatch"),
+    "nfs_client": Elsewhere("long", "test_storage.py::test_server__that_does_not_respond__blocks_no_verb", "status"),
     "nfs_server": Elsewhere(
         "ordinary", "test_storage.py::test_homes__of_the_server__are_the_same_on_all_nodes", "written"
     ),
