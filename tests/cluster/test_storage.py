@@ -41,6 +41,16 @@ apt-get update -qq && apt-get install -y -qq --no-install-recommends libnfs14 py
 dpkg-divert --quiet --local --rename --add --divert /usr/sbin/mount.nfs4.kernel /usr/sbin/mount.nfs4
 install -m 0755 /var/tmp/mount.nfs4 /usr/sbin/mount.nfs4
 """
+# A client as a user can write it; prints 0 if the server lets it mount.
+OWN_CLIENT = f"""
+import ctypes
+nfs = ctypes.CDLL("libnfs.so.14")
+nfs.nfs_init_context.restype = ctypes.c_void_p
+context = ctypes.c_void_p(nfs.nfs_init_context())
+nfs.nfs_set_version(context, 4)
+nfs.nfs4_set_client_name(context, b"own")
+print(nfs.nfs_mount(context, b"SERVER", b"{HOMES}"))
+"""
 SERVER = "head1"
 
 
@@ -98,11 +108,14 @@ def test_homes__of_the_server__are_the_same_on_all_nodes(lab: TestLab) -> None:
     assert lab.healthy()["homes_apart"] == []
 
 
-@pytest.mark.proves("storage", "The server refuses root of a worker, and exports to addresses of the cluster alone.")
+@pytest.mark.proves("storage", "The server refuses root of a worker, programs of users, and other addresses.")
 def test_server__root_of_a_worker__cannot_write(lab: TestLab) -> None:
     assert "Permission denied" in lab.root("gpu01", f"touch {HOMES}/alice/roots 2>&1 || :")
     assert "Permission denied" in lab.root("gpu01", f"cat {HOMES}/alice/written 2>&1 || :")
     exports = lab.root(SERVER, "cat /etc/ganesha/clusterctl-exports.conf")
+    client = OWN_CLIENT.replace("SERVER", lab.root(SERVER, "hostname -I").strip())
+    for user, found in (("root", "0"), ("alice", "-2")):
+        assert lab.root("gpu01", f"cd /; runuser -u {user} -- python3 -c '{client}'").strip() == found
     networks = re.findall(r"cluster_networks: \[(.*)\]", lab.inventory.read_text())
     assert re.findall("Clients = (.*);", exports) == networks
 

@@ -241,10 +241,10 @@ BY_LABS = re.compile(
     r"|/etc/(modprobe\.d|modules-load\.d|environment\.d|systemd/journald\.conf\.d)/"
     r"|/usr/local/lib/clusterctl/landing_page\.(css|js)$"  # scripts/pages, in a browser
 )
-# Values alone, or data of ours. What an NFS server reads has no check: labs have none.
+# Values alone, or data of ours. What the kernel's NFS server reads has no check: labs have none.
 VALUES = re.compile(
     r"/etc/(hostname|hosts|locale\.conf|timezone|(kubernetes/)?resolv\.conf|cron\.allow|at\.allow|default/\w+|sysconfig/\w+)$"
-    r"|/etc/(clusterctl/(gpu|kubernetes)-health\.key|clusterctl/alert-drain/(token|\w+\.pem)|clusterctl/landing-page/(key|login|prometheus-password|\w+\.pem)|grafana/(clusterctl-password|tls/\w+\.pem)|kubernetes/pki/.*|exports\.d/.*|nfs\.conf\.d/.*|pki/ca-trust/.*)$"
+    r"|/etc/(clusterctl/scratch|clusterctl/(gpu|kubernetes)-health\.key|clusterctl/alert-drain/(token|\w+\.pem)|clusterctl/landing-page/(key|login|prometheus-password|\w+\.pem)|grafana/(clusterctl-password|tls/\w+\.pem)|kubernetes/pki/.*|exports\.d/.*|nfs\.conf\.d/.*|pki/ca-trust/.*)$"
     r"|/usr/local/share/ca-certificates/|/var/lib/clusterctl|/etc/ssh/ssh_host_login_\w+(\.pub)?$"
 )
 

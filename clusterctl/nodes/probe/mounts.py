@@ -8,7 +8,7 @@ import select
 import time
 from typing import Dict, List, Optional
 
-from clusterctl.nodes.probe.common import HUNG, NOT_MOUNTED, read
+from clusterctl.nodes.probe.common import HUNG, MAX_MOUNTS, NOT_MOUNTED, read
 
 MOUNT_SECONDS = 5
 _LOCKS = "/run/clusterctl"
@@ -25,7 +25,7 @@ def mounts(paths: List[str], mounted: str = "/proc/self/mounts", locks: str = _L
     targets = {
         re.sub(r"\\([0-7]{3})", lambda found: chr(int(found.group(1), 8)), line[1]) for line in lines if line[1:]
     }
-    children = [(path, _look(path, until, locks)) for path in paths]
+    children = [(path, _look(path, until, locks)) for path in paths[:MAX_MOUNTS]]
     states = {path: _answer(reader, until) for path, reader in children}
     return {path: state if state or path in targets else NOT_MOUNTED for path, state in states.items()}
 
