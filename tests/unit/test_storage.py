@@ -72,6 +72,9 @@ def test_mounts__by_groups_of_a_host__follow_the_server(tmp_path: Path) -> None:
     assert of("gpu01", tmp_path) == {"/srv/home": "10.0.0.13:/srv/home", "/data": "nas:/data"}
     assert of("head1", tmp_path) == {"/srv/home": "10.0.0.13:/srv/home"}
     assert of("nfs1", tmp_path) == of("metrics1", tmp_path) == {"/srv/home": ""}
+    on_head = INVENTORY.replace("nfs1: {ansible_host: 10.0.0.13}", "head1: {}")
+    assert of("head1", tmp_path, on_head) == {"/srv/home": ""}
+    assert of("gpu01", tmp_path, on_head) == {"/srv/home": "10.0.0.10:/srv/home", "/data": "nas:/data"}
     exports = INVENTORY.replace("10.0.0.13}", "10.0.0.13, nfs_server_exports: [{path: /shared}]}")
     assert of("head1", tmp_path, exports) == {"/srv/home": "", "/shared": "10.0.0.13:/shared"}
 
