@@ -166,14 +166,17 @@ def test_scratch__left_by_a_power_cut__is_deleted_at_boot(lab: TestLab) -> None:
 @pytest.mark.proves("storage", "A full scratch disk drains its worker with the cause; the job waits, then runs.")
 def test_scratch__full_disk__drains_the_worker(lab: TestLab) -> None:
     lab.root("gpu01", "mount -t tmpfs -o size=1M,mode=0711 none /local; fallocate -l 1M /local/big")
-    job = submit(lab, "echo $SCRATCH", "--nodelist=gpu01")
-    wait_until(lambda: "/local is full" in causes(lab, "gpu01").get("health", ""))
-    assert states(lab, job) == ["PENDING"]
-    lab.root("gpu01", "rm /local/big; gpu-health")
-    wait_until(lambda: causes(lab, "gpu01") == {})
-    finished(lab, job)
-    assert alice(lab, f"cat slurm-{job}.out").strip() == f"/local/{job}"
-    wait_until(lambda: lab.root("gpu01", "umount /local && echo done || :") != "")
+    try:
+        job = submit(lab, "echo $SCRATCH", "--nodelist=gpu01")
+        wait_until(lambda: "/local is full" in causes(lab, "gpu01").get("health", ""))
+        wait_until(lambda: states(lab, job) == ["PENDING"])
+        lab.root("gpu01", "rm /local/big; gpu-health")
+        wait_until(lambda: causes(lab, "gpu01") == {})
+        finished(lab, job)
+        assert alice(lab, f"cat slurm-{job}.out").strip() == f"/local/{job}"
+    finally:
+        wait_until(lambda: lab.root("gpu01", "umount /local && echo done || :") != "")
+        lab.root("gpu01", "gpu-health || :")
 
 
 @pytest.mark.long
