@@ -13,11 +13,10 @@ from clusterctl.commands import health
 from clusterctl.inventory import services
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.inventory.schedulers import KUBERNETES, SLURM
-from clusterctl.inventory.services import Service
 from clusterctl.kubernetes.objects import KubernetesNode
 from clusterctl.kubernetes.state import Kubernetes, ask_kubernetes
-from clusterctl.nodes import advisories, contact, prometheus
-from clusterctl.nodes.contact import Alerts, Drift, Item
+from clusterctl.nodes import advisories, contact, people, prometheus
+from clusterctl.nodes.contact import Alerts, Drift, Item, PeopleIds
 from clusterctl.nodes.parallel import each
 from clusterctl.nodes.remote import Access, connect
 from clusterctl.nodes.session import ContactError, Failure
@@ -128,6 +127,8 @@ class Status:
     `secrets_problem`: the reason why files with secrets were not compared.
     `leaving`: the nodes whose removal is not finished, each with the command that resumes it.
     `given`: the inventory as typed.
+    `people_apart`: people with different IDs, and nodes that do not resolve people, a line for each.
+    `directory`: what Slurm's head cannot do with the directory of people, which stops no job.
     `built`: whether a run from this directory has set up the cluster; looked up only if the exit code is HEAD_DOWN.
     """
 
@@ -141,6 +142,8 @@ class Status:
     given: str = "INVENTORY"
     built: bool = True
     kubernetes: Kubernetes | None = None
+    people_apart: tuple[str, ...] = ()
+    directory: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -152,7 +155,7 @@ class Status:
         alarmed = alerts.error or any(alert.severity == "critical" for alert in alerts.firing)
         healthy = all(node.is_healthy for node in self.nodes) and all(node.in_service for node in slurm.nodes.values())
         healthy = healthy and all(node.is_healthy for node in kubernetes.nodes.values())
-        missing = self.unregistered or self.unjoined
+        missing = self.unregistered or self.unjoined or self.people_apart
         return HEALTHY if healthy and not (alarmed or missing or self.leaving) else DEGRADED
 
     def _is_lost_head(self, node: NodeStatus) -> bool:
@@ -236,6 +239,8 @@ class Status:
             "versions_apart": self.versions_apart(),
             "unsafe": self.unsafe(),
             "homes_apart": self.homes_apart(),
+            "people_apart": list(self.people_apart),
+            "directory": list(self.directory),
             "secrets_unjudged": self.secrets_problem or None,
             "leaving": dict(self.leaving),
             "last_run": self.last_run.as_dict() if self.last_run else None,
@@ -264,6 +269,7 @@ class _Answer:
     slurm: Slurm | None = None
     alerts: Alerts | None = None
     kubernetes: Kubernetes | None = None
+    people: PeopleIds | None = None
 
 
 def collect(
@@ -275,13 +281,17 @@ def collect(
     `secrets_problem` is the reason. Raises InputError for an invalid hardware record.
     """
     records = hardware.load_all(inventory.directory)
+    known = people.directory(inventory, access)
+    names = {host.name: people.asked(host, known) for host in inventory.hosts}
     first = next((host.name for host in inventory.in_group(KUBERNETES.head)), "")  # all heads have the same state
 
     def ask(host: Host) -> _Answer:
         wanted = mount_checks.of_host(inventory, host)
-        return _ask(host, access, records.get(host.name), key, topology, wanted, api=host.name == first)
+        options = _options(host, key) | {"people": names[host.name], "mounts": [*wanted]}
+        return _ask(host, access, records.get(host.name), options, topology, wanted, api=host.name == first)
 
-    answers = each(inventory.hosts, ask).values()
+    by_name = each(inventory.hosts, ask)
+    answers = by_name.values()
     slurm = next((answer.slurm for answer in answers if answer.slurm), None)
     if slurm is None and inventory.in_group(SLURM.head):
         slurm = Slurm(problem="the head does not respond")
@@ -298,6 +308,10 @@ def collect(
         alerts[0] if alerts else None,
         secrets_problem if recorded else "",
         kubernetes=_kubernetes(inventory, access, [answer.kubernetes for answer in answers if answer.kubernetes]),
+        people_apart=tuple(
+            people.differences(names, {name: one.people for name, one in by_name.items() if one.people})
+        ),
+        directory=known.problems,
     )
     return replace(found, built=found.exit_code != HEAD_DOWN or runs.built(inventory.directory))
 
@@ -324,13 +338,12 @@ def homes_of(host: Host) -> list[str]:
     return [str(user.get("home", f"{folder}/{user['name']}")) for user in users[:MAX_HOMES]]
 
 
-def _options(host: Host, wanted: Sequence[Service], key: str | None, mounts: Mapping[str, str]) -> dict[str, Any]:
-    """Return the probe's options."""
+def _options(host: Host, key: str | None) -> dict[str, Any]:
+    """Return the probe's options, except people and mounts."""
     options: dict[str, Any] = {
-        "services": [name for one in wanted for name in one.names],
+        "services": [name for one in services.of_host(host) for name in one.names],
         **contact.drift_options(key),
         "homes": homes_of(host),
-        "mounts": [*mounts],
     }
     if prometheus.GROUP in host.groups:
         options["alerts"] = prometheus.access(host)
@@ -341,7 +354,7 @@ def _ask(
     host: Host,
     access: Access,
     recorded: Hardware | None,
-    key: str | None,
+    options: dict[str, Any],
     topology: bool,
     mounts: Mapping[str, str],
     *,
@@ -357,7 +370,7 @@ def _ask(
     wanted = services.of_host(host)
     try:
         with connect(host, access) as session:
-            answer = contact.converse(host, session, _options(host, wanted, key, mounts))
+            answer = contact.converse(host, session, options)
             if answer.facts is None or answer.errors:
                 return _Answer(replace(known, problem=str(answer.errors[0])))
             slurm = ask_slurm(session) if SLURM.head in host.groups else None
@@ -384,7 +397,7 @@ def _ask(
         homes=facts.node.homes,
         mounts=tuple(text for text, _ in mount_checks.problems(mounts, facts.node.mounts)),
     )
-    return _Answer(node, slurm, facts.alerts, kubernetes)
+    return _Answer(node, slurm, facts.alerts, kubernetes, facts.node.people)
 
 
 def _with_hint(error: ContactError, access: Access) -> str:

@@ -262,6 +262,7 @@ def _notes(status: Status) -> Iterator[tuple[str, str, str]]:
         yield name, f"its removal is not finished: {command}", ""
     if status.slurm and status.slurm.ledger_problem:
         yield "slurm", f"drain causes unknown: {status.slurm.ledger_problem}", ""
+    yield from (("people", line, "") for line in (*status.people_apart, *status.directory))
     for node in status.nodes:
         if node.drift and node.drift.error:
             yield node.name, f"could not be compared with its record: {node.drift.error}", ""

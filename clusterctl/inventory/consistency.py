@@ -10,6 +10,7 @@ from pathlib import Path
 from clusterctl.inventory import (
     addresses,
     alerting,
+    directory,
     kubernetes_consistency,
     login_nodes,
     metrics,
@@ -57,6 +58,7 @@ def check(reading: Reading, whole: bool = True) -> None:
     alerting.check(reading)
     metrics.check(reading)
     slurm_policy.check(reading, _given)
+    directory.check_accounts(reading, _given)
     slurm_reservations.check(reading, _given)
     storage.check(reading, _given)
     if reading.understood:
@@ -72,6 +74,7 @@ def check(reading: Reading, whole: bool = True) -> None:
         if whole:
             login_nodes.check(reading)
             storage.check_groups(reading)
+            directory.check(reading)
             _logging(reading)
             _package_cache(reading)
             _partitions(reading)
@@ -394,5 +397,6 @@ _CHECKS: Mapping[str, Callable[[Reading, Node], str]] = {
     "ansible_ssh_private_key_file": _key_file,
     "cluster_ca_certificates": _certificate,
     "kubernetes_head_oidc.certificate": _certificate,
+    "sssd_ca_certificates": _certificate,
     f"{metrics.REMOTE_WRITE}.authority": _certificate,
 }

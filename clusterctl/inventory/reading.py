@@ -12,6 +12,7 @@ from typing import Any
 
 from clusterctl.inventory import document, hostrange
 from clusterctl.inventory.document import Key, Node, shown
+from clusterctl.inventory.schedulers import LOGIN
 from clusterctl.inventory.schema import Schema
 from clusterctl.util import files
 from clusterctl.util.errors import Position, Problem
@@ -220,12 +221,16 @@ class Reading:
         """Return whether a group adds a role besides the scheduler's to its hosts."""
         return len(group.lineage) == 1 and not group.name.endswith(("_head", "_workers"))
 
+    def has_members(self, group: GroupDraft) -> bool:
+        """Return whether another group can include a group: one of a scheduler, below such a one, or login nodes."""
+        return bool(group.lineage) and (group.name == LOGIN or not self.is_task(group))
+
     def include(self) -> None:
         """Add the hosts of included groups to the groups that include them."""
         for name, parent, path in self.named:
             group = self.groups.get(name)
-            if group is None or not group.lineage or self.is_task(group):
-                possible = [other for other, draft in self.groups.items() if draft.lineage and not self.is_task(draft)]
+            if group is None or not self.has_members(group):
+                possible = [other for other, draft in self.groups.items() if self.has_members(draft)]
                 what = f'"{shown(name)}" as members of {parent.name}, expected {", ".join(possible) or "a scheduler"}'
                 self.misunderstood(name.position, path, what, did_you_mean(name, possible))
                 continue

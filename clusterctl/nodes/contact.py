@@ -74,6 +74,14 @@ class SlurmPackages:
 
 
 @dataclass(frozen=True)
+class PeopleIds:
+    """UID and GID of people by name, joined by a colon, or why the node does not resolve them."""
+
+    ids: Annotated[Mapping[str, str], mapping(text(), text(r"\d+:\d+", "two IDs"), probe_common.MAX_PEOPLE)]
+    error: Annotated[str | None, optional(text())]
+
+
+@dataclass(frozen=True)
 class Node:
     """State of a node that changes and is not recorded; sizes in MiB, services by name with systemd's ActiveState.
 
@@ -108,6 +116,7 @@ class Node:
     services: Annotated[Mapping[str, str], mapping(text(), text(), 64)]
     homes: Annotated[Mapping[str, int], mapping(text(), number(0, 1 << 63), 64)]
     mounts: Annotated[Mapping[str, str], mapping(text(), text(), probe_common.MAX_MOUNTS)]
+    people: Annotated[PeopleIds, nested(PeopleIds)]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from clusterctl.inventory import alerting, metrics
+from clusterctl.inventory import alerting, directory, metrics
 from clusterctl.run import context, lock
 from clusterctl.run.context import Site
 from clusterctl.run.phases import Phase, Run, Step
@@ -77,7 +77,8 @@ class EnsureSecrets(_Entry):
     def run(self, run: Run) -> None:
         inventory = run.site.inventory
         secrets.ensure(inventory.directory, inventory.cluster_name)
-        secrets.require(inventory.directory, alerting.secrets(inventory) | metrics.secrets(inventory))
+        needed = alerting.secrets(inventory) | metrics.secrets(inventory) | directory.secrets(inventory)
+        secrets.require(inventory.directory, needed)
 
 
 class PrepareAnsible(_Entry):

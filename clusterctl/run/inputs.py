@@ -236,7 +236,7 @@ def _archives(inventory: Inventory) -> list[tuple[str | int, ...]]:
 def _parts(variables: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parts of variables that some roles read: of the accounts the UIDs that __base_user_ids lists."""
     uids = [account.get("uid") for account in variables.get("users_accounts") or () if isinstance(account, Mapping)]
-    return {"users_accounts:uids": [uid for uid in uids if uid is None or uid < 1000 or 59999 < uid < 65536]}
+    return {"users_accounts:uids": [uid for uid in uids if uid is not None and (uid < 1000 or 59999 < uid < 65536)]}
 
 
 def _skeleton(tree: object, seen: Collection[str]) -> object:

@@ -14,11 +14,12 @@ Account = Mapping[str, Any]
 
 
 def complete(accounts: Sequence[Account], homes: str, shell: str, group: str) -> list[dict[str, Any]]:
-    """Return the accounts with the defaults of missing keys.
+    """Return the accounts with the defaults of missing keys, without those of a directory, which have no UID.
 
     Raises:
         AnsibleFilterError: two accounts share a name or a number.
     """
+    accounts = [account for account in accounts if "uid" in account]
     for key in ("name", "uid"):
         doubled = [str(value) for value, count in Counter(account[key] for account in accounts).items() if count > 1]
         if doubled:

@@ -85,6 +85,13 @@ options:
     type: list
     elements: str
     default: []
+  departed:
+    description:
+      - Names of people of a directory who left. Their sessions, crontab and at jobs end as with C(state=absent).
+      - A local account of that name stays.
+    type: list
+    elements: str
+    default: []
 attributes:
   check_mode:
     support: full
@@ -222,13 +229,23 @@ def left_behind(name: str, uid: int, root: str = "") -> list[Path]:
     return files + [path for path in owned if path.is_file() and path.lstat().st_uid == uid]
 
 
-def end(name: str, uid: int) -> str:
-    """End a removed user's processes and delete scheduled commands; return a note on processes that did not end.
+def from_directory(name: str) -> int | None:
+    """Return the UID of a person of a directory, None if no directory has them or answers."""
+    try:
+        argv = ["getent", "-s", "sss", "passwd", "--", name]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    fields = done.stdout.strip().split(":")
+    return int(fields[2]) if done.returncode == 0 and len(fields) == 7 and fields[2].isdigit() else None
 
-    The account is locked first. Processes are killed repeatedly, because they may fork meanwhile. A process that waits
-    for a file system that does not respond ends when the file system responds.
+
+def end(name: str, uid: int) -> str:
+    """End the processes of a user who can no longer log in; return a note on processes that did not end.
+
+    Scheduled commands are deleted. Processes are killed repeatedly, because they may fork meanwhile. A process that
+    waits for a file system that does not respond ends when the file system responds.
     """
-    perform(["usermod", "--expiredate", "1", "--", name])
     for path in left_behind(name, uid):
         path.unlink(missing_ok=True)
     numbers, started = numbers_of(name, uid), time.monotonic()
@@ -282,6 +299,7 @@ def main() -> None:
             "groups": {"type": "list", "elements": "dict", "default": [], "options": group},
             "users": {"type": "list", "elements": "dict", "default": [], "options": user},
             "groups_of_others": {"type": "list", "elements": "str", "default": []},
+            "departed": {"type": "list", "elements": "str", "default": []},
         },
         supports_check_mode=True,
     )
@@ -299,10 +317,20 @@ def main() -> None:
                         )
                     uid = int(passwd[name][1])
                     if uid >= FIRST and [entry[1] for entry in passwd.values()].count(str(uid)) == 1:
+                        perform(["usermod", "--expiredate", "1", "--", name])
                         notes.extend(filter(None, [end(name, uid)]))
                 perform(argv)
             action = {"useradd": "created", "groupadd": "created", "userdel": "removed", "groupdel": "removed"}
             changes.append(change(kind, name, action.get(argv[0], "changed"), what))
+
+    def depart(name: str) -> None:
+        uid = None if name in passwd else from_directory(name)
+        if uid is None or uid < FIRST or str(uid) in [entry[1] for entry in passwd.values()]:
+            return
+        if outside_of_jobs(numbers_of(name, uid)) or left_behind(name, uid):
+            if not module.check_mode:
+                notes.extend(filter(None, [end(name, uid)]))
+            changes.append(change("user", name, "changed", "sessions and scheduled commands ended"))
 
     def told() -> dict[str, Any]:
         text = "".join(f"{change['kind']} {change['name']}: {change['what']}\n" for change in changes)
@@ -316,6 +344,8 @@ def main() -> None:
             known = entries(Path("/etc/group").read_text("utf-8"), 4)
             passwd |= entries(Path("/etc/passwd").read_text("utf-8"), 7)
             converge("user", plan_users(passwd, known, module.params["users"], module.params["groups_of_others"]))
+            for name in module.params["departed"]:
+                depart(name)
     except (ToolError, NodeError, OSError, UnicodeDecodeError) as error:
         module.fail_json(msg=str(error), **told())
     module.exit_json(**told())

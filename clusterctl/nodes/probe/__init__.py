@@ -14,8 +14,8 @@ from typing import Any
 
 # In the order in which they need each other.
 _PARTS = (
-    *("common", "mounts", "gpus", "machine", "packages", "services", "drift", "kubernetes", "reservations", "state"),
-    *("prometheus", "main"),
+    *("common", "mounts", "gpus", "machine", "packages", "services", "people", "drift", "kubernetes", "reservations"),
+    *("state", "prometheus", "main"),
 )
 _OF_STATE = {"kubernetes", "reservations", "state"}  # needed with option `state` alone
 # Imports of other parts.

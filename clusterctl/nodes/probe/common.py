@@ -21,6 +21,8 @@ MAX_RECORDS = 256
 MAX_MOUNTS = 64
 # States of a directory.
 HUNG, NOT_MOUNTED = "does not respond", "not mounted"
+MAX_PEOPLE = 1 << 14
+PEOPLE_SECONDS = 15
 # Packages, besides Slurm's, whose versions preflight checks for known vulnerabilities (advisories.py).
 WATCHED = ("munge", "nvidia-container-toolkit", "nvidia-container-toolkit-base")
 Facts = Dict[str, Any]

@@ -14,6 +14,7 @@ from clusterctl.nodes.probe.gpus import gpus, pci_gpus
 from clusterctl.nodes.probe.machine import hardware, in_container, key_enrolled, memory_mb, secure_boot
 from clusterctl.nodes.probe.mounts import mounts, responding
 from clusterctl.nodes.probe.packages import installed_packages, lock_holder, network, security_updates, slurm_packages
+from clusterctl.nodes.probe.people import people
 from clusterctl.nodes.probe.prometheus import alerts, targets
 from clusterctl.nodes.probe.services import before, firewall, head_of, homes, jobs, kubernetes, services, slurm
 from clusterctl.nodes.probe.state import records, state
@@ -49,6 +50,7 @@ def node(options: Facts, nvml_error: Optional[str]) -> Facts:
         "services": services(options.get("services") or []),
         "homes": homes(responding(options.get("homes") or [], states)),
         "mounts": states,
+        "people": people(options.get("people") or []),
     }
 
 
@@ -56,9 +58,9 @@ def main(options: Facts) -> None:
     """Print the answer.
 
     All options are optional. `network`, with the inventory's `proxy`, `no_proxy` and `mirrors`, tests the package
-    sources. `mounts` has the directories and `services` the units whose state is needed. `drift`, `alerts` and
-    `targets` have the options of these functions. `state` asks for the digests of the node's state and of its
-    `records`; without them `state_error` has the reason.
+    sources. `mounts` has the directories, `services` the units whose state is needed, and `people` the users whose IDs
+    are. `drift`, `alerts` and `targets` have the options of these functions. `state` asks for the digests of the
+    node's state and of its `records`; without them `state_error` has the reason.
     """
     started = time.time()
     found, driver, nvml_error = gpus()

@@ -1,0 +1,94 @@
+"""Compare the IDs of people on all nodes: those in the inventory, and those of a directory who have Slurm accounts."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from clusterctl.inventory.directory import SSSD
+from clusterctl.inventory.model import Host, Inventory
+from clusterctl.inventory.schedulers import SLURM
+from clusterctl.nodes import contact
+from clusterctl.nodes.contact import PeopleIds
+from clusterctl.nodes.head_commands import HeadCommands
+from clusterctl.nodes.parallel import each
+from clusterctl.nodes.probe.common import MAX_PEOPLE
+from clusterctl.nodes.remote import Access
+from clusterctl.util.errors import HeadFailed
+from clusterctl.util.text import fold
+from clusterctl.util.untrusted import Malformed, decode, mapping, nested, number, sequence, text
+
+_RECORD = "/var/lib/clusterctl/slurm-directory.json"
+_READ = ("sh", "-c", f"if [ -e {_RECORD} ]; then head -c 8000000 {_RECORD}; fi")
+NAME = "[a-z_][a-z0-9_.-]{0,31}"
+
+
+@dataclass(frozen=True)
+class Person:
+    """A person of a directory who has an association with an account in Slurm."""
+
+    account: Annotated[str, text()]
+    group: Annotated[str, text()]
+    uid: Annotated[int, number(0, 1 << 32)]
+
+
+@dataclass(frozen=True)
+class Directory:
+    """The record of slurm-directory on the head: people of a directory by name, and what it could not do."""
+
+    people: Annotated[Mapping[str, Person], mapping(text(NAME, "a user name"), nested(Person), MAX_PEOPLE)]
+    problems: Annotated[tuple[str, ...], sequence(text(), MAX_PEOPLE)]
+
+
+def directory(inventory: Inventory, access: Access) -> Directory:
+    """Return what the head knows of the directory; nothing without one, and a problem if that cannot be read."""
+    heads = inventory.in_group(SLURM.head) if inventory.in_group(SSSD) else ()
+    for head in heads:
+        try:
+            with HeadCommands.connect(head, access) as commands:
+                printed = commands.output(*_READ)
+            return decode(Directory, json.loads(printed)) if printed else Directory({}, ())
+        except HeadFailed as error:
+            return Directory({}, (f"people of the directory are not known: {error}",))
+        except (Malformed, ValueError, RecursionError):
+            return Directory({}, (f"{head.name}: {_RECORD} is not valid",))
+    return Directory({}, ())
+
+
+def declared(host: Host) -> list[str]:
+    """Return the people that the inventory lists for a host."""
+    users = host.variables.get("users_accounts", ())
+    return [str(user["name"]) for user in users if user.get("state") != "absent"][:MAX_PEOPLE]
+
+
+def asked(host: Host, known: Directory) -> list[str]:
+    """Return the people whose IDs a host is asked for."""
+    of_directory = sorted(known.people) if SSSD in host.groups else []
+    return list(dict.fromkeys([*declared(host), *of_directory]))[:MAX_PEOPLE]
+
+
+def differences(names: Mapping[str, Sequence[str]], found: Mapping[str, PeopleIds]) -> list[str]:
+    """Return a line for each person with other IDs on some nodes, and for each node that does not resolve people.
+
+    `names` are the people that each node was asked for. A person whom no node knows is not set up yet.
+    """
+    lines = [f"{node}: {ids.error}" for node, ids in found.items() if ids.error]
+    answers: dict[str, dict[str, list[str]]] = {}
+    for node, ids in found.items():
+        for name in names[node] if not ids.error else ():
+            answers.setdefault(name, {}).setdefault(ids.ids.get(name, ""), []).append(node)
+    for name, nodes in sorted(answers.items()):
+        if len(nodes) > 1:
+            parts = [f"{one} on {fold(nodes[one])}" if one else f"none on {fold(nodes[one])}" for one in nodes]
+            lines.append(f"{name} has different IDs (UID:GID): {'; '.join(parts)}")
+    return lines
+
+
+def compare(inventory: Inventory, hosts: Iterable[Host], access: Access) -> tuple[list[str], Directory]:
+    """Ask these hosts for the IDs of people; return what differs. A host that does not respond is left out."""
+    known = directory(inventory, access)
+    names = {host.name: asked(host, known) for host in hosts}
+    options: dict[str, Any] = {name: {"people": people} for name, people in names.items()}
+    answers = each(list(hosts), lambda host: contact.ask(host, access, options[host.name]))
+    found = {name: answer.facts.node.people for name, answer in answers.items() if answer.facts}
+    return differences(names, found), known
