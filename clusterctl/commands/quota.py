@@ -5,13 +5,14 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 
 from clusterctl.commands import quota_page
 from clusterctl.commands.quota_report import Quota, Row, Wait
 from clusterctl.inventory.model import Inventory
 from clusterctl.inventory.schedulers import SLURM
+from clusterctl.nodes import people
 from clusterctl.nodes.route import Access
 from clusterctl.run import context
 from clusterctl.run.context import Options
@@ -52,8 +53,11 @@ def collect(inventory: Inventory, access: Access, users: bool) -> Quota:
         state = reader.state()
         associations = reader.sacctmgr(*by_hand.associations_command(inventory.cluster_name))
         qos = reader.sacctmgr(*by_hand.qos_command())
-    differences = by_hand.compare(by_hand.declared(head.variables), by_hand.parse(associations, qos))
-    notes = []
+        known = people.read(head, reader)
+    of_directory = (by_hand.Entry("user", name, person.account) for name, person in known.people.items())
+    wanted = chain(by_hand.declared(head.variables), of_directory)
+    differences = by_hand.compare(wanted, by_hand.parse(associations, qos))
+    notes = [*known.problems]
     if state.unreadable:
         notes.append(f"{plural(state.unreadable, 'line')} of scontrol or squeue could not be read")
     return Quota(inventory.cluster_name, tuple(Tree(state).rows(users)), differences, tuple(notes))

@@ -42,17 +42,23 @@ class Directory:
 
 def directory(inventory: Inventory, access: Access) -> Directory:
     """Return what the head knows of the directory; nothing without one, and a problem if that cannot be read."""
-    heads = inventory.in_group(SLURM.head) if inventory.in_group(SSSD) else ()
+    heads = [host for host in inventory.in_group(SLURM.head) if SSSD in host.groups]
     for head in heads:
         try:
             with HeadCommands.connect(head, access) as commands:
-                printed = commands.output(*_READ)
-            return decode(Directory, json.loads(printed)) if printed else Directory({}, ())
+                return read(head, commands)
         except HeadFailed as error:
             return Directory({}, (f"people of the directory are not known: {error}",))
-        except (Malformed, ValueError, RecursionError):
-            return Directory({}, (f"{head.name}: {_RECORD} is not valid",))
     return Directory({}, ())
+
+
+def read(head: Host, commands: HeadCommands) -> Directory:
+    """Return the same over a connection to the head. Raises HeadFailed."""
+    printed = commands.output(*_READ) if SSSD in head.groups else ""
+    try:
+        return decode(Directory, json.loads(printed)) if printed else Directory({}, ())
+    except (Malformed, ValueError, RecursionError):
+        return Directory({}, (f"{head.name}: {_RECORD} is not valid",))
 
 
 def declared(host: Host) -> list[str]:

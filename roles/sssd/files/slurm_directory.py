@@ -258,8 +258,6 @@ class Follower:
 
     def follow(self):
         """Converge, and report what is not done."""
-        if self.known or self.accounts:
-            self.problems += [] if is_online() else ["no server of the directory responds"]
         members = {group: self.members(group) for group, _ in self.accounts}
         names = sorted({name for some in members.values() for name in some or ()} | set(self.known))
         pam = Pam()
@@ -268,10 +266,14 @@ class Follower:
         local = self.settings["local"]
         keys = [word for name, uid in sorted(local.items()) for word in (name, str(uid))]
         self.problems += collisions(local, list(found.items()) + people(keys))
+        online = is_online()  # after the questions, of which the first without an answer changes that
+        self.problems += [] if online else ["no server of the directory responds"]
         wanted = wanted_accounts(self.accounts, members, admitted)
         wanted = {name: wanted[name] for name in wanted if name in found}
         refused, left = departures(self.known, self.accounts, members, admitted, self.settings["departed"])
-        if is_unlikely(left, self.known, wanted) and not self.accept:
+        if not online:  # what SSSD does not have in its cache looks as if it was gone
+            wanted, left = {}, []
+        elif is_unlikely(left, self.known, wanted) and not self.accept:
             what = "%d of %d people seem to have left the directory, so nobody's association ends: %s"
             more = ". If they have: slurm-directory --accept-departures"
             self.problems.append(what % (len(left), len(self.known), ", ".join(left[:8])) + more)
