@@ -49,6 +49,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     # Slurm: accounts, shares and limits; what happens between jobs.
     "slurm": (
         "tests/cluster/test_between_jobs.py",
+        "tests/cluster/test_identity.py",
         "tests/cluster/test_login_nodes.py",
         "tests/cluster/test_placement.py",
         "tests/cluster/test_slurm_changes.py",
@@ -141,15 +142,15 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"roles/(containerd|containers|dcgm_exporter|gpu_health|nvidia_\w+)/", ("gpu", "kubernetes", "roles")),
     (r"plugins/.*/(slurm_(accounts|limits|reservations)|users)\.py$", ("roles", "slurm")),
     (
-        r"clusterctl/(inventory/(login_nodes|slurm_(limits|policy|reservations))|nodes/probe/reservations"
+        r"clusterctl/(inventory/(directory|login_nodes|slurm_(limits|policy|reservations))|nodes/(probe/)?people|nodes/probe/reservations"
         r"|slurm/(by_hand|quota)|commands/quota\w*)\.py$",
         ("slurm",),
     ),
-    (r"tests/cluster/((hung_mount|slurm)\.py|mount\.nfs4)$", ("slurm",)),
+    (r"tests/cluster/((directory|hung_mount|slurm)\.py|mount\.nfs4)$", ("slurm",)),
     (r"(clusterctl/(inventory/(mounts|storage)|run/mount_checks)|plugins/.*/nfs\w*)\.py$", ("roles", "slurm")),
     (r"roles/gpu_health/", ("gpu", "kubernetes", "roles", "slurm")),
     (r"roles/package_cache/", ("day2", "roles")),
-    (r"roles/(login|nfs_\w+)/", ("roles", "slurm")),
+    (r"roles/(login|nfs_\w+|sssd)/", ("roles", "slurm")),
     (r"roles/gpu_config/", ("gpu", "roles")),
     (r"roles/slurm_logins/", ("gpu", "roles", "slurm")),
     (r"roles/(backup|os_upgrade|reboot|removal|restore)/", ("day2", "kubernetes", "roles")),

@@ -21,9 +21,14 @@ def key_of_alice(lab: TestLab, folder: Path, nodes: Sequence[str]) -> Path:
 
 def alice(lab: TestLab, key: Path, node: str, command: str) -> "subprocess.CompletedProcess[str]":
     """Run a command on a node as alice, by SSH with that key."""
+    return session(lab, key, "alice", node, command)
+
+
+def session(lab: TestLab, key: Path, user: str, node: str, command: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command on a node as a user, by SSH with a key."""
     known = lab.inventory.parent / "known_hosts"
     options = ("IdentitiesOnly=yes", "BatchMode=yes", "StrictHostKeyChecking=yes", f"UserKnownHostsFile={known}")
     shown = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
     address = podman("inspect", "--format", shown, container(lab, node))
     argv = ["ssh", "-F", "none", "-q", "-i", str(key), *(word for option in options for word in ("-o", option))]
-    return programs.call([*argv, f"alice@{address.strip()}", command], SSH_LIMIT)
+    return programs.call([*argv, f"{user}@{address.strip()}", command], SSH_LIMIT)
