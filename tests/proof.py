@@ -53,6 +53,7 @@ SUBJECTS = {
     "jobs": "Slurm and jobs",
     "login": "Login nodes",
     "storage": "Storage: shared directories and scratch",
+    "identity": "People of a directory",
     "kubernetes": "Kubernetes and pods",
     "gpu": "GPU settings and MIG",
     "driver": "NVIDIA's driver and CUDA",

@@ -98,7 +98,7 @@ class Directory:
         self.shell("slapd -f /srv/slapd.conf -u openldap -g openldap -h 'ldap:/// ldaps:///'")
 
     def stop(self) -> None:
-        self.shell("kill $(cat /run/slapd/slapd.pid); while pgrep -x slapd; do sleep 0.1; done")
+        self.shell("kill $(cat /run/slapd/slapd.pid); while [ -e /run/slapd/slapd.pid ]; do sleep 0.1; done")
 
     def _apply(self, program: str, ldif: str) -> None:
         environment = ("-e", "LDAPTLS_CACERT=/srv/authority.pem")

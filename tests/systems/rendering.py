@@ -31,7 +31,7 @@ CONTENT = paths.content()
 ROLES = sorted(path for path in (CONTENT / "roles").iterdir() if path.is_dir())
 SCHEDULERS = ("slurm", "kubernetes")
 # Groups that only a cluster with Slurm can have, and roles of its own verbs.
-OF_SLURM = {"login", "mpi", "enroot", "nfs_server"}
+OF_SLURM = {"login", "mpi", "enroot", "nfs_server", "sssd"}
 VERBS_OF_SLURM = {"backup", "restore"}
 # Shared roles that do something else for Kubernetes.
 BOTH = {"base", "containerd", "containers", "gpu_config", "gpu_health", "verify"}
@@ -118,6 +118,12 @@ VARIABLES: Mapping[str, Any] = {
     "nfs_client_mounts": [{"path": "/data", "source": "nas.example:/data"}],
     "nfs_server_home_quota": {"soft": "400G", "hard": "500G"},
     "slurm_worker_scratch": "/local",
+    "sssd_base": "dc=example,dc=org",
+    "sssd_bind_dn": "cn=reader,dc=example,dc=org",
+    "sssd_ca_certificates": ["company.pem"],
+    "sssd_login_groups": ["gpu-users"],
+    "sssd_slurm_accounts": {"vision": "vision"},
+    "sssd_uris": ["ldaps://ldap.example"],
     "users_accounts": [
         {"name": "ada", "uid": 10001, "admin": True, "ssh_keys": ["ssh-ed25519 AAAA ada"]},
         {"name": "bob", "uid": 10002},

@@ -234,17 +234,18 @@ CHECKS: dict[str, Check] = {
 }
 # Their programs come with packages that this machine has no need of. Labs and role scenarios start them: Debian alone.
 BY_LABS = re.compile(
-    r"/etc/(apt|dnf|yum\.repos\.d|chrony|dnsmasq|dbus-1|keepalived|slurm|munge|mysql|my\.cnf\.d|pam\.d|security|openmpi|lmod|modulefiles)\b"
+    r"/etc/(apt|dnf|yum\.repos\.d|chrony|dnsmasq|dbus-1|keepalived|slurm|sssd|munge|mysql|my\.cnf\.d|pam\.d|security|openmpi|lmod|modulefiles)\b"
     r"|/etc/(openmpi-\w+|prometheus/(tls|endpoints/[\w-]+\.pem|mysqld-exporter\.cnf|own-password|remote-write-password|alertmanager-(tls|password)|alertmanager_templates)|enroot/enroot\.conf|dcgm-exporter/|clusterctl-metrics/\w+\.pem|nvidia-|ssh/authorized_keys\.d/)"
     r"|/etc/(clusterctl/log-store|elasticsearch|filebeat|logrotate\.d|opensearch)/"
     r"|/etc/(clusterctl/log-pages|kibana/tls|logstash/tls|opensearch-dashboards/tls)/"
     r"|/etc/(modprobe\.d|modules-load\.d|environment\.d|systemd/journald\.conf\.d)/"
+    r"|/usr/share/pam-configs/"
     r"|/usr/local/lib/clusterctl/landing_page\.(css|js)$"  # scripts/pages, in a browser
 )
 # Values alone, or data of ours. What the kernel's NFS server reads has no check: labs have none.
 VALUES = re.compile(
     r"/etc/(hostname|hosts|locale\.conf|timezone|(kubernetes/)?resolv\.conf|cron\.allow|at\.allow|default/\w+|sysconfig/\w+)$"
-    r"|/etc/(clusterctl/scratch|clusterctl/(gpu|kubernetes)-health\.key|clusterctl/alert-drain/(token|\w+\.pem)|clusterctl/landing-page/(key|login|prometheus-password|\w+\.pem)|grafana/(clusterctl-password|tls/\w+\.pem)|kubernetes/pki/.*|exports\.d/.*|nfs\.conf\.d/.*|pki/ca-trust/.*)$"
+    r"|/etc/(clusterctl/scratch|clusterctl/(gpu|kubernetes)-health\.key|clusterctl/(directory-ca\.pem|sssd-profile)|clusterctl/alert-drain/(token|\w+\.pem)|clusterctl/landing-page/(key|login|prometheus-password|\w+\.pem)|grafana/(clusterctl-password|tls/\w+\.pem)|kubernetes/pki/.*|exports\.d/.*|nfs\.conf\.d/.*|pki/ca-trust/.*)$"
     r"|/usr/local/share/ca-certificates/|/var/lib/clusterctl|/etc/ssh/ssh_host_login_\w+(\.pub)?$"
 )
 

@@ -66,6 +66,7 @@ def answer() -> dict[str, Any]:
             "services": {},
             "homes": {},
             "mounts": {},
+            "people": {"ids": {}, "error": None},
         },
         "state_error": "",
         "records": {},

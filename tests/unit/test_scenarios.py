@@ -96,6 +96,7 @@ ELSEWHERE = {
         "test_log_search.py::test_plan__with_pages_and_receiver__lists_what_they_install",
         "logstash_senders",
     ),
+    "sssd": Elsewhere("long", "test_identity.py::test_person__of_the_directory__logs_in_and_runs_a_job", "srun"),
     "login": Elsewhere("long", "test_login_nodes.py::test_login__job_of_a_user__runs_on_a_worker", "sbatch"),
     "nfs_client": Elsewhere("long", "test_storage.py::test_server__that_does_not_respond__blocks_no_verb", "status"),
     "nfs_server": Elsewhere(

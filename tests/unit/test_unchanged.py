@@ -157,6 +157,10 @@ REVIEWED: Mapping[str, set[str]] = {
         "slurm_job_container: Check whether running jobs use shared directories",  # a note
     },
     "slurm_worker": {"command: Restart Slurm's controller"},  # after a change
+    "sssd": {
+        "command: Let Slurm's associations follow the directory",  # as its timer does; what it makes is not in the digest
+        "node_users: End what people who left have on this node",  # they can no longer log in
+    },
     "users": {
         "node_users: Configure groups and users",  # in the digest
         "slurm_accounts: Add QOS, accounts, users and their limits to Slurm",  # in the digest of a head
