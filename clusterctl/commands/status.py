@@ -299,6 +299,7 @@ def collect(
     if not alerts and (monitoring := inventory.in_group(prometheus.GROUP)):
         alerts = [Alerts(f"{fold([host.name for host in monitoring])} does not respond")]
     nodes = tuple(answer.node for answer in answers)
+    found_people = {name: answer.people for name, answer in by_name.items() if answer.people}
     recorded = any(node.drift and node.drift.versions for node in nodes)
     found = Status(
         inventory.cluster_name,
@@ -308,9 +309,7 @@ def collect(
         alerts[0] if alerts else None,
         secrets_problem if recorded else "",
         kubernetes=_kubernetes(inventory, access, [answer.kubernetes for answer in answers if answer.kubernetes]),
-        people_apart=tuple(
-            people.differences(names, {name: one.people for name, one in by_name.items() if one.people})
-        ),
+        people_apart=tuple(people.differences(names, found_people, known)),
         directory=known.problems,
     )
     return replace(found, built=found.exit_code != HEAD_DOWN or runs.built(inventory.directory))

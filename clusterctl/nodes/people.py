@@ -16,7 +16,7 @@ from clusterctl.nodes.probe.common import MAX_PEOPLE
 from clusterctl.nodes.remote import Access
 from clusterctl.util.errors import HeadFailed
 from clusterctl.util.text import fold
-from clusterctl.util.untrusted import Malformed, decode, mapping, nested, number, sequence, text
+from clusterctl.util.untrusted import Malformed, decode, flag, mapping, nested, number, sequence, text
 
 _RECORD = "/var/lib/clusterctl/slurm-directory.json"
 _READ = ("sh", "-c", f"if [ -e {_RECORD} ]; then head -c 8000000 {_RECORD}; fi")
@@ -38,6 +38,11 @@ class Directory:
 
     people: Annotated[Mapping[str, Person], mapping(text(NAME, "a user name"), nested(Person), MAX_PEOPLE)]
     problems: Annotated[tuple[str, ...], sequence(text(), MAX_PEOPLE)]
+    online: Annotated[bool, flag] = True
+    """Whether a server of the directory responded. Otherwise a node does not know whom it has not met before."""
+
+
+_NOBODY = Directory({}, ())
 
 
 def directory(inventory: Inventory, access: Access) -> Directory:
@@ -49,14 +54,14 @@ def directory(inventory: Inventory, access: Access) -> Directory:
                 return read(head, commands)
         except HeadFailed as error:
             return Directory({}, (f"people of the directory are not known: {error}",))
-    return Directory({}, ())
+    return _NOBODY
 
 
 def read(head: Host, commands: HeadCommands) -> Directory:
     """Return the same over a connection to the head. Raises HeadFailed."""
     printed = commands.output(*_READ) if SSSD in head.groups else ""
     try:
-        return decode(Directory, json.loads(printed)) if printed else Directory({}, ())
+        return decode(Directory, json.loads(printed)) if printed else _NOBODY
     except (Malformed, ValueError, RecursionError):
         return Directory({}, (f"{head.name}: {_RECORD} is not valid",))
 
@@ -73,7 +78,9 @@ def asked(host: Host, known: Directory) -> list[str]:
     return list(dict.fromkeys([*declared(host), *of_directory]))[:MAX_PEOPLE]
 
 
-def differences(names: Mapping[str, Sequence[str]], found: Mapping[str, PeopleIds]) -> list[str]:
+def differences(
+    names: Mapping[str, Sequence[str]], found: Mapping[str, PeopleIds], known: Directory = _NOBODY
+) -> list[str]:
     """Return a line for each person with other IDs on some nodes, and for each node that does not resolve people.
 
     `names` are the people that each node was asked for. A person whom no node knows is not set up yet.
@@ -84,6 +91,8 @@ def differences(names: Mapping[str, Sequence[str]], found: Mapping[str, PeopleId
         for name in names[node] if not ids.error else ():
             answers.setdefault(name, {}).setdefault(ids.ids.get(name, ""), []).append(node)
     for name, nodes in sorted(answers.items()):
+        if name in known.people and not known.online:
+            nodes.pop("", None)
         if len(nodes) > 1:
             parts = [f"{one} on {fold(nodes[one])}" if one else f"none on {fold(nodes[one])}" for one in nodes]
             lines.append(f"{name} has different IDs (UID:GID): {'; '.join(parts)}")
@@ -97,4 +106,4 @@ def compare(inventory: Inventory, hosts: Iterable[Host], access: Access) -> tupl
     options: dict[str, Any] = {name: {"people": people} for name, people in names.items()}
     answers = each(list(hosts), lambda host: contact.ask(host, access, options[host.name]))
     found = {name: answer.facts.node.people for name, answer in answers.items() if answer.facts}
-    return differences(names, found), known
+    return differences(names, found, known), known

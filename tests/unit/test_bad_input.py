@@ -508,6 +508,50 @@ inventory(
 """,
 )
 inventory(
+    {
+        "Meaning: directory without TLS": 'got "http://ldap.example.org", expected a server such as ldaps://ldap1',
+        "Meaning: directory with a password in its URL": "expected a server such as ldaps://ldap1",
+        "Meaning: group of the directory with a blank": 'got "gpu users", expected a name of letters, digits',
+        "Meaning: group of the directory that a local one hides": "vision is a local group, which hides one of the",
+        "Meaning: account of Slurm that is no name": "expected a name",
+        "Meaning: IDs from SIDs without Active Directory": "computes IDs from SIDs, which only sssd_schema: ad has",
+        "Meaning: account without a UID": "missing, expected a UID; only state: absent for a person of the directory",
+        "Meaning: setting of a person who left": "has no effect for a person of the directory",
+    },
+    """\
+all:
+  vars:
+    cluster_name: aurora
+    sssd_uris: [§"http://ldap.example.org", §"ldaps://eve:secret@ldap.example.org"]
+    sssd_base: dc=example,dc=org
+    sssd_login_groups: [§gpu users, §vision]
+    sssd_slurm_accounts: {vision2: §[]}
+    sssd_id_mapping: §true
+    users_groups: [{name: vision, gid: 9000}]
+    users_accounts:
+      - {name: §ada}
+      - {name: eve, state: absent, shell: §/bin/sh}
+  children:
+    slurm_head: {hosts: {head1: {ansible_host: 10.0.0.10}}}
+    slurm_workers: {hosts: {gpu01: {ansible_host: 10.0.0.11}}}
+    sssd: {children: {slurm_head: {}, slurm_workers: {}}}
+""",
+)
+inventory(
+    {
+        "Meaning: directory that some hosts of Slurm lack": "lacks gpu01, where jobs and logins of its people",
+        "Meaning: directory that would admit everybody": "needed by the group sssd (sssd_login_groups: [gpu-users])",
+    },
+    """\
+§all:
+  vars: {cluster_name: aurora, sssd_uris: ["ldaps://ldap.example.org"], sssd_base: "dc=example,dc=org"}
+  children:
+    slurm_head: {hosts: {§head1: {ansible_host: 10.0.0.10}}}
+    slurm_workers: {hosts: {gpu01: {ansible_host: 10.0.0.11}}}
+    sssd: {children: {slurm_head: {}}}
+""",
+)
+inventory(
     {"Meaning: driver and CUDA that do not fit": "CUDA 13.0 needs driver 580.65.06 or newer, got 570 for gpu01"},
     good(
         "gpu01: {ansible_host: 10.0.0.11, ansible_port: 2222}",

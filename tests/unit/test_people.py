@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.nodes.contact import PeopleIds
-from clusterctl.nodes.people import differences
+from clusterctl.nodes.people import Directory, Person, differences
 from clusterctl.nodes.probe import people
 
 
@@ -22,6 +22,14 @@ def test_differences__of_ids__name_the_person_and_the_nodes() -> None:
         "bob has different IDs (UID:GID): 5002:5002 on head1, gpu02; 6002:5002 on gpu01",
         "eve has different IDs (UID:GID): 7001:7000 on head1, gpu01; none on gpu02",
     ]
+
+
+def test_differences__without_the_directory__leave_out_whom_a_node_never_met() -> None:
+    found = {"head1": PeopleIds({"eve": "7001:7000"}, None), "gpu01": PeopleIds({}, None)}
+    eve = {"eve": Person("vision", "vision", 7001)}
+    names = {"head1": ["eve"], "gpu01": ["eve"]}
+    assert differences(names, found, Directory(eve, (), online=False)) == []
+    assert len(differences(names, found, Directory(eve, ()))) == 1
 
 
 def test_differences__of_a_node_without_an_answer__are_that_node() -> None:

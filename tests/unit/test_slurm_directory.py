@@ -74,7 +74,7 @@ def test_unlikely__many_or_all__is_a_fault(
     program: ModuleType, left: int, known: int, remain: int, unlikely: bool
 ) -> None:
     names = [f"p{number}" for number in range(known)]
-    wanted = {name: ("vision", "v") for name in names[:remain]}
+    wanted = dict.fromkeys(names[:remain], ("vision", "v"))
     assert program.is_unlikely(names[:left], record(**dict.fromkeys(names, "vision")), wanted) is unlikely
 
 

@@ -158,7 +158,7 @@ REVIEWED: Mapping[str, set[str]] = {
     },
     "slurm_worker": {"command: Restart Slurm's controller"},  # after a change
     "sssd": {
-        "command: Let Slurm's associations follow the directory",  # as its timer does; what it makes is not in the digest
+        "command: Let Slurm's associations follow the directory",  # as its timer does; they are not in the digest
         "node_users: End what people who left have on this node",  # they can no longer log in
     },
     "users": {

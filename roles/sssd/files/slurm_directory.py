@@ -218,16 +218,24 @@ def cancel_jobs(name, uid):
 def add(cluster, name, account):
     """Give a person an association with an account, which becomes their default. Raises FollowError."""
     sacctmgr("add", "user", "name=" + name, "account=" + account, "cluster=" + cluster)
+    set_default(cluster, name, account)
+
+
+def set_default(cluster, name, account):
+    """Make an account a person's default. Raises FollowError."""
     sacctmgr("modify", "user", "where", "name=" + name, "cluster=" + cluster, "set", "defaultaccount=" + account)
 
 
 def end(cluster, name, account, present):
     """End a person's association, or delete a user who has no other one. Raises FollowError."""
-    if {one for user, one in present if user == name} <= {account}:
-        text = sacctmgr("show", "assoc", "user=" + name, "format=cluster")
-        if set(text.split()) <= {cluster}:
-            sacctmgr("delete", "user", "name=" + name)
-            return
+    others = sorted({one for user, one in present if user == name} - {account})
+    text = sacctmgr("show", "assoc", "user=" + name, "format=cluster")
+    if not others and set(text.split()) <= {cluster}:
+        sacctmgr("delete", "user", "name=" + name)
+        return
+    if others and sacctmgr("show", "user", "name=" + name, "format=defaultaccount").strip() == account:
+        # Slurm does not end the association with a user's default account.
+        set_default(cluster, name, others[0])
     sacctmgr("delete", "user", "where", "name=" + name, "account=" + account, "cluster=" + cluster)
 
 
@@ -244,11 +252,12 @@ class Follower:
         if os.path.exists(RECORD):
             with open(RECORD) as file:
                 self.known = json.load(file)["people"]
+        self.online = False
         self.problems = []
 
     def write(self):
         """Write the record as a whole, readable for root alone."""
-        content = {"people": self.known, "problems": self.problems}
+        content = {"online": self.online, "people": self.known, "problems": self.problems}
         with open(os.open(RECORD + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             json.dump(content, file, indent=1, sort_keys=True)
             file.write("\n")
@@ -266,12 +275,12 @@ class Follower:
         local = self.settings["local"]
         keys = [word for name, uid in sorted(local.items()) for word in (name, str(uid))]
         self.problems += collisions(local, list(found.items()) + people(keys))
-        online = is_online()  # after the questions, of which the first without an answer changes that
-        self.problems += [] if online else ["no server of the directory responds"]
+        self.online = is_online()  # after the questions, of which the first without an answer changes that
+        self.problems += [] if self.online else ["no server of the directory responds"]
         wanted = wanted_accounts(self.accounts, members, admitted)
         wanted = {name: wanted[name] for name in wanted if name in found}
         refused, left = departures(self.known, self.accounts, members, admitted, self.settings["departed"])
-        if not online:  # what SSSD does not have in its cache looks as if it was gone
+        if not self.online:  # what SSSD does not have in its cache looks as if it was gone
             wanted, left = {}, []
         elif is_unlikely(left, self.known, wanted) and not self.accept:
             what = "%d of %d people seem to have left the directory, so nobody's association ends: %s"
