@@ -50,6 +50,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "slurm": (
         "tests/cluster/test_between_jobs.py",
         "tests/cluster/test_identity.py",
+        "tests/cluster/test_job_examples.py",
         "tests/cluster/test_login_nodes.py",
         "tests/cluster/test_placement.py",
         "tests/cluster/test_slurm_changes.py",
@@ -108,6 +109,7 @@ ALL = tuple(LAYERS)
 
 # The first line that matches counts. () is no layer beyond those in ALWAYS.
 TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (r"docs/(examples/slurm/|jobs\.md$)", ("slurm",)),
     (r"(docs/|inventory/|README|CONTRIBUTING|CHANGELOG|LICENSE|tests/ledger\.json$|tests/costs\.)", ()),
     (r"(tests/unit/|tests/samples/|scripts/(lint|new-role|pages|pictures|role|test|warm)$|\.ci/|\.gitignore$)", ()),
     (r"scripts/recordings$", ()),

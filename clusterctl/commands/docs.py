@@ -11,9 +11,13 @@ from clusterctl.util.text import did_you_mean
 
 
 def pages_by_name() -> dict[str, Path]:
-    """Return the pages by their names, those of a directory after it: `monitoring`, `runbooks/GpuXid`."""
+    """Return the pages by their names, those of a directory after it: `monitoring`, `runbooks/GpuXid`.
+
+    Examples are pages by their full names: `examples/slurm/ddp.sh`.
+    """
     folder = paths.content() / "docs"
     found = {str(path.relative_to(folder).with_suffix("")): path for path in folder.rglob("*.md")}
+    found |= {str(path.relative_to(folder)): path for path in folder.glob("examples/*/*")}
     return dict(sorted(found.items(), key=lambda item: ("/" in item[0], item[0])))
 
 

@@ -96,7 +96,11 @@ def test_docs__of_a_page__is_printed_and_a_typo_suggests() -> None:
     listed = clusterctl("docs")
     pages = paths.content() / "docs"
     top, runbooks = (sorted(path.stem for path in place.glob("*.md")) for place in (pages, pages / "runbooks"))
-    assert listed.stdout.split() == [*top, *(f"runbooks/{name}" for name in runbooks)]
+    examples = sorted(str(path.relative_to(pages)) for path in (pages / "examples").glob("*/*"))
+    assert "examples/slurm/ddp.py" in examples
+    assert listed.stdout.split() == [*top, *examples, *(f"runbooks/{name}" for name in runbooks)]
+    printed = clusterctl("docs", "examples/slurm/ddp.sh")
+    assert (printed.returncode, printed.stdout) == (0, (pages / "examples/slurm/ddp.sh").read_text())
     printed = clusterctl("docs", "variables")
     assert (printed.returncode, printed.stdout) == (0, (paths.content() / "docs/variables.md").read_text())
     wrong = clusterctl("docs", "varables")
