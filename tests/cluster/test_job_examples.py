@@ -14,7 +14,7 @@ import pytest
 
 from clusterctl.lab import cache
 from tests import programs
-from tests.cluster.lab import ALICE, ALICES, TestLab, fresh, podman
+from tests.cluster.lab import ALICE, ALICES, SSH_LIMIT, TestLab, fresh, podman
 from tests.cluster.members import states
 from tests.faults.injury import container, wait_until
 from tests.labs import REPOSITORY
@@ -38,7 +38,7 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def lab(key: Path) -> Iterator[TestLab]:
-    """A cluster of two workers with two GPUs each, podman, MPI and Debian's PyTorch, with the examples in alice's home."""
+    """A cluster of two workers with two GPUs each, with podman, MPI, Debian's PyTorch and the examples."""
     with fresh("examples", "--gpus", "2", *(f"--recipe={name}" for name in RECIPES)) as lab:
         public = Path(f"{key}.pub").read_text().strip()
         person = f"      - {{name: alice, uid: 5001, ssh_keys: ['{public}']}}\n"
@@ -124,9 +124,7 @@ def test_ddp__on_two_nodes__trains_one_model(lab: TestLab) -> None:
 @pytest.mark.proves("jobs", "The example of PyTorch fails if its tasks do not train one model.")
 def test_ddp__whose_tasks_do_not_communicate__fails(lab: TestLab) -> None:
     """Without DistributedDataParallel each task trains with its own points alone."""
-    alone = (
-        "sed 's/model = DistributedDataParallel(\\(.*\\))$/model = \\1/; s/range(201)/range(3)/' ddp.py > alone/ddp.py"
-    )
+    alone = r"sed 's/= DistributedDataParallel(\(.*\))$/= \1/; s/range(201)/range(3)/' ddp.py > alone/ddp.py"
     for node in lab.nodes:
         lab.ssh(node, *ALICE, "sh", "-eu", "-s", stdin=f"mkdir -p alone; {alone}; ! cmp ddp.py alone/ddp.py")
     job = lab.ssh("head1", *ALICE, "sbatch", "--parsable", f"--chdir={HOME}/alone", "ddp.sh").strip()
@@ -160,13 +158,28 @@ def interactive_commands() -> list[str]:
     return [str(line) for line in block.splitlines()]
 
 
+@pytest.fixture(scope="module")
+def ssh(lab: TestLab, key: Path) -> list[str]:
+    """Return the start of an SSH command of alice's on her own computer, which has the names of the lab."""
+    shown = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
+    hosts = {node: podman("inspect", "--format", shown, container(lab, node)).strip() for node in lab.nodes}
+    known = lab.inventory.parent / "known_hosts"
+    config = key.with_name("config")
+    config.write_text(
+        "".join(f"Host {node}\n  HostName {address}\n" for node, address in hosts.items())
+        + f"Host *\nUser alice\nIdentityFile {key}\nIdentitiesOnly yes\nBatchMode yes\n"
+        + f"UserKnownHostsFile {known}\nStrictHostKeyChecking yes\nExitOnForwardFailure yes\n"
+    )
+    return ["ssh", "-F", str(config)]
+
+
 @pytest.mark.long
 @pytest.mark.proves("jobs", "The interactive examples open a shell with a terminal and a GPU on a worker.")
 @pytest.mark.parametrize("command", interactive_commands(), ids=lambda command: command.split()[0])
-def test_interactive__as_it_is__is_a_shell_on_a_worker(lab: TestLab, command: str) -> None:
+def test_interactive__as_it_is__is_a_shell_on_a_worker(ssh: list[str], command: str) -> None:
     typed = 'echo "on $(hostname) $(tty) $(nvidia-smi -L | wc -l)"\nexit\n'
-    text = lab.ssh("head1", *ALICE, "script", "--quiet", "--return", "--command", command, "/dev/null", stdin=typed)
-    assert re.search(r"on gpu0[12] /dev/pts/\d+ 1\r?\n", text), text
+    done = programs.call([*ssh, "-tt", "head1", command], SSH_LIMIT, input=typed)
+    assert re.search(r"on gpu0[12] /dev/pts/\d+ 1\r?\n", done.stdout), programs.described(done)
 
 
 def install_jupyterlab(lab: TestLab, node: str) -> None:
@@ -182,23 +195,6 @@ def install_jupyterlab(lab: TestLab, node: str) -> None:
     podman("cp", str(wheels), f"{container(lab, node)}:/var/tmp/wheels")
     pip = "~/jupyter/bin/pip install --quiet --no-index --find-links=/var/tmp/wheels jupyterlab"
     lab.ssh(node, *ALICE, "sh", "-eu", "-s", stdin=f"python3 -m venv ~/jupyter\n{pip}\n")
-
-
-def tunnel_argv(lab: TestLab, text: str, key: Path, port: int) -> list[str]:
-    """Return the command that the notebook's output has for a user, with this lab's names, key and a free port."""
-    (line,) = re.findall(r"(?m)^On your computer: +(ssh .*)$", text)
-    known = lab.inventory.parent / "known_hosts"
-    hosts = {}
-    for node in lab.nodes:
-        shown = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
-        hosts[node] = podman("inspect", "--format", shown, container(lab, node)).strip()
-    options = f"User alice\nIdentityFile {key}\nIdentitiesOnly yes\nBatchMode yes\nStrictHostKeyChecking yes\n"
-    config = key.with_name("config")
-    config.write_text(
-        "".join(f"Host {node}\n  HostName {address}\n" for node, address in hosts.items())
-        + f"Host *\nUserKnownHostsFile {known}\nExitOnForwardFailure yes\n{options}"
-    )
-    return ["ssh", "-F", str(config), *line.replace("8888:", f"{port}:").split()[1:]]
 
 
 def status(port: int, token: str) -> int:
@@ -217,7 +213,7 @@ def status(port: int, token: str) -> int:
 
 @pytest.mark.long
 @pytest.mark.proves("jobs", "The notebook example serves JupyterLab by the printed tunnel, with its token only.")
-def test_notebook__through_its_tunnel__needs_its_token(lab: TestLab, key: Path) -> None:
+def test_notebook__through_its_tunnel__needs_its_token(lab: TestLab, ssh: list[str]) -> None:
     install_jupyterlab(lab, "gpu01")
     job = start(lab, "notebook.sh", "--nodelist=gpu01")
     name = f"notebook-{job}.out"
@@ -231,7 +227,8 @@ def test_notebook__through_its_tunnel__needs_its_token(lab: TestLab, key: Path) 
     with closing(socket.socket()) as free:
         free.bind(("localhost", 0))
         port = int(free.getsockname()[1])
-    tunnel = subprocess.Popen(tunnel_argv(lab, text, key, port))
+    (line,) = re.findall(r"(?m)^On your computer: +ssh (.*)$", text)
+    tunnel = subprocess.Popen([*ssh, *line.replace("8888:", f"{port}:").split()])
     try:
         wait_until(lambda: status(port, token) == 200)
         assert status(port, "") == status(port, "wrong") == 403
@@ -240,5 +237,5 @@ def test_notebook__through_its_tunnel__needs_its_token(lab: TestLab, key: Path) 
         tunnel.terminate()
         tunnel.wait()
     lab.ssh("head1", *ALICE, "scancel", job)
-    wait_until(lambda: states(lab, job) == ["CANCELLED"], lambda: str(states(lab, job)))
+    wait_until(lambda: states(lab, job)[0] == "CANCELLED", lambda: str(states(lab, job)))
     wait_until(lambda: "gone" in lab.root("gpu01", f"test -e {secret} || echo gone"))
