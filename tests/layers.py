@@ -56,6 +56,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/cluster/test_slurm_changes.py",
         "tests/cluster/test_slurm_policy.py",
         "tests/cluster/test_storage.py",
+        "tests/cluster/test_slurmrestd.py",
     ),
     # What is seen of a cluster, and what follows: alerts, receivers, drains, pages, dashboards, logs.
     "monitoring": (
@@ -144,7 +145,7 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"roles/(containerd|containers|dcgm_exporter|gpu_health|nvidia_\w+)/", ("gpu", "kubernetes", "roles")),
     (r"plugins/.*/(slurm_(accounts|limits|reservations)|users)\.py$", ("roles", "slurm")),
     (
-        r"clusterctl/(inventory/(directory|login_nodes|slurm_(limits|policy|reservations))|nodes/(probe/)?people|nodes/probe/reservations"
+        r"clusterctl/(inventory/(directory|login_nodes|slurm_(limits|policy|reservations|rest))|nodes/(probe/)?people|nodes/probe/reservations"
         r"|slurm/(by_hand|quota)|commands/quota\w*)\.py$",
         ("slurm",),
     ),
@@ -152,7 +153,7 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"(clusterctl/(inventory/(mounts|storage)|run/mount_checks)|plugins/.*/nfs\w*)\.py$", ("roles", "slurm")),
     (r"roles/gpu_health/", ("gpu", "kubernetes", "roles", "slurm")),
     (r"roles/package_cache/", ("day2", "roles")),
-    (r"roles/(login|nfs_\w+|sssd)/", ("roles", "slurm")),
+    (r"roles/(login|nfs_\w+|slurmrestd|sssd)/", ("roles", "slurm")),
     (r"roles/gpu_config/", ("gpu", "roles")),
     (r"roles/slurm_logins/", ("gpu", "roles", "slurm")),
     (r"roles/(backup|os_upgrade|reboot|removal|restore)/", ("day2", "kubernetes", "roles")),

@@ -17,6 +17,7 @@ from clusterctl.inventory import (
     rules,
     slurm_policy,
     slurm_reservations,
+    slurm_rest,
     slurm_topology,
     storage,
 )
@@ -75,6 +76,7 @@ def check(reading: Reading, whole: bool = True) -> None:
             login_nodes.check(reading)
             storage.check_groups(reading)
             directory.check(reading)
+            slurm_rest.check(reading)
             _logging(reading)
             _package_cache(reading)
             _partitions(reading)

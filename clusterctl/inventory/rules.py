@@ -52,8 +52,8 @@ def _is_below_root(path: str) -> bool:
 # Users and groups of distributions and installed packages; an account of the same name would change them.
 _SYSTEM_NAMES = frozenset(
     """root daemon bin sys adm sync games man lp mail news uucp proxy www-data backup list irc nobody nogroup sudo wheel
-    sshd messagebus polkitd dbus chrony _chrony ntp dnsmasq munge slurm mysql mariadb prometheus shadow systemd-network
-    systemd-resolve systemd-timesync systemd-coredump docker video render""".split()  # noqa: SIM905 - a text to read
+    sshd messagebus polkitd dbus chrony _chrony ntp dnsmasq haproxy munge slurm slurmrestd mysql mariadb prometheus
+    shadow systemd-network systemd-resolve systemd-timesync systemd-coredump docker video render""".split()  # noqa: SIM905 - a text to read
 )
 
 
@@ -160,6 +160,7 @@ _RULES = (
         number=True,
     ),
     # Slurm counts at most 1024 of a GRES with device files on a node (gres.conf(5)).
+    Rule("slurm_head_token_lifetime", lambda v: 60 <= v <= 31536000, "60 to 31536000 seconds", number=True),
     Rule("slurm_head_shards", lambda v: 0 <= v <= 64, "0 to 64", number=True),
     Rule("_topology.block_sizes", lambda v: 1 <= v <= 65536, "1 to 65536", number=True),
     Rule("elasticsearch_heap_mb", lambda v: v == 0 or 256 <= v <= 31744, "0, or 256 to 31744", number=True),

@@ -48,6 +48,7 @@ PROVEN: Mapping[str, str] = {
     "slurm_exporter": "node_state",
     "slurm_head": "databases and accounting are in the digest; new workers are not in service",
     "slurm_logins": "node_state",
+    "slurmrestd": "node_state",
     "slurm_worker": "besides node_state it reconfigures the controller after a change",
     "sssd": "what follows the directory is no state of a run: see nodes/probe/state.py",
     "users": "accounts of the node, and accounts and reservations in Slurm, are in the digest",
@@ -81,6 +82,7 @@ SEPARATE: Mapping[str, str] = {
     "prometheus": _METRICS,
     "slurm_exporter": _METRICS,
     "slurm_logins": "sshd reads its files at each login",
+    "slurmrestd": "users run programs that use it",
     "sssd": "sshd, PAM and the resolver of names read its files",
     "users": "it also adds the users to Slurm",
 }

@@ -38,7 +38,7 @@ from clusterctl.util.errors import InputError
 from clusterctl.workspace import hardware, home, secrets
 
 LIMIT = 64 << 20  # bytes of the cluster's directory
-SERVERS = ("grafana", "kubernetes_head", "login", "slurm_head", *model.LISTING)
+SERVERS = ("grafana", "kubernetes_head", "login", "slurm_head", "slurmrestd", *model.LISTING)
 """Groups whose hosts the roles of other hosts read. A worker in one of them is not only a worker."""
 _FILES = 5000
 _IGNORED = (home.STATE, ".git", "__pycache__")

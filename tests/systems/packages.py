@@ -92,7 +92,7 @@ VARIANTS_AARCH64: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "distribution": (GRACE, {"nvidia_driver_source": "distribution", "nvidia_driver_imex_nodes": []}),
 }
 # A cluster whose Slurm is built from SchedMD's files; all of its packages have the pin.
-SLURM_ROLES = ("login", "slurm_head", "slurm_worker", "slurm_logins", "pyxis")
+SLURM_ROLES = ("login", "slurm_head", "slurmrestd", "slurm_worker", "slurm_logins", "pyxis")
 SLURM_SOURCE = {"slurm_head_source": "schedmd", "slurm_head_version": "25.11.*"}
 # The running kernel's own packages have its name in theirs, or its version.
 OF_A_BRANCH = re.compile(r"(lib|kmod-)?nvidia|libcuda1$")

@@ -31,7 +31,7 @@ CONTENT = paths.content()
 ROLES = sorted(path for path in (CONTENT / "roles").iterdir() if path.is_dir())
 SCHEDULERS = ("slurm", "kubernetes")
 # Groups that only a cluster with Slurm can have, and roles of its own verbs.
-OF_SLURM = {"login", "mpi", "enroot", "nfs_server", "sssd"}
+OF_SLURM = {"login", "mpi", "enroot", "nfs_server", "slurmrestd", "sssd"}
 VERBS_OF_SLURM = {"backup", "restore"}
 # Shared roles that do something else for Kubernetes.
 BOTH = {"base", "containerd", "containers", "gpu_config", "gpu_health", "verify"}

@@ -552,6 +552,12 @@ inventory(
 """,
 )
 inventory(
+    {"Meaning: REST API on a worker": "gpu01 is not in slurm_head, and only a head can serve Slurm's REST API"},
+    good("gpu01: {ansible", "§gpu01: {ansible").replace(
+        "    monitoring:", "    slurmrestd: {hosts: {gpu01: {}}}\n    monitoring:"
+    ),
+)
+inventory(
     {"Meaning: driver and CUDA that do not fit": "CUDA 13.0 needs driver 580.65.06 or newer, got 570 for gpu01"},
     good(
         "gpu01: {ansible_host: 10.0.0.11, ansible_port: 2222}",

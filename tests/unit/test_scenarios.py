@@ -117,6 +117,11 @@ ELSEWHERE = {
     "slurm_logins": Elsewhere(
         "ordinary", "test_logins.py::test_ssh__user_without_a_job__is_refused", "pam_slurm_adopt"
     ),
+    "slurmrestd": Elsewhere(
+        "long",
+        "test_slurmrestd.py::test_rest__with_a_users_token__submits_and_lists_her_job",
+        "/slurm/v0.0.42/job/submit",
+    ),
 }
 
 
