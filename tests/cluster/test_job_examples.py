@@ -27,6 +27,7 @@ WHEELS = "jupyterlab==4.6.6"
 NODES_PYTHON = "3.13"
 LIMIT = 600.0  # seconds for a download
 RECIPES = ("debian", "nvidia-container-toolkit")
+pytestmark = pytest.mark.timeout(1800)  # PyTorch's packages are compiled on each worker
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,9 @@ def lab(key: Path) -> Iterator[TestLab]:
         public = Path(f"{key}.pub").read_text().strip()
         person = f"      - {{name: alice, uid: 5001, ssh_keys: ['{public}']}}\n"
         lab.inventory.write_text(lab.inventory.read_text().replace(ALICES, person))
-        lab.declare("base_packages: [curl, less, python3-torch, python3-venv]")
+        variables = lab.inventory.parent / "group_vars"
+        variables.mkdir(exist_ok=True)
+        (variables / "slurm_workers.yml").write_text("base_packages: [curl, less, python3-torch, python3-venv]\n")
         lab.switch_on("mpi", "nvidia_container_toolkit", "podman")
         lab.run("bootstrap", limit=1800)
         for node in lab.nodes:  # homes in a lab are not shared
