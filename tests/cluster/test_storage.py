@@ -125,7 +125,7 @@ def test_bootstrap__again__changes_nothing(lab: TestLab) -> None:
     lab.unchanged()
 
 
-@pytest.mark.proves("storage", "Each job has a scratch directory of its user alone on each node, in steps too.")
+@pytest.mark.proves("storage", "Each job has a scratch directory, its user's alone, on each of its nodes.")
 def test_scratch__of_a_job__is_its_users_alone(lab: TestLab) -> None:
     script = "hostname; echo $SCRATCH; stat --format=%a:%U $SCRATCH; touch $SCRATCH/file"
     shown = alice(lab, f"srun --mem=1M --nodes=2 --label sh -c '{script}'")
@@ -154,7 +154,7 @@ def test_scratch__links_and_mounts_in_it__are_not_followed(lab: TestLab) -> None
     assert lab.root("gpu01", "find /local -mindepth 1").split() == ["/local/.trash"]
 
 
-@pytest.mark.proves("storage", "What was left when a node went down is deleted at its boot, before slurmd starts.")
+@pytest.mark.proves("storage", "Scratch that a power cut left is deleted at boot, before slurmd starts.")
 def test_scratch__left_by_a_power_cut__is_deleted_at_boot(lab: TestLab) -> None:
     lab.root("gpu02", "systemctl stop slurmd; mkdir /local/77; touch /local/77/file")
     lab.root("gpu02", "rm /run/clusterctl/scratch-boot; systemctl restart job-scratch-boot; systemctl start slurmd")

@@ -365,7 +365,7 @@ inventory(
         "Structure: unknown key of a group": "(did you mean children?)",
         "Structure: group as a key": "(move it below children)",
         "Structure: unknown group": "(did you mean slurm_workers?)",
-        "Structure: group of no role": "(known groups: package_cache, gpu_config, slurm_head, ",
+        "Structure: group of no role": "(known groups: package_cache, gpu_config, nfs_server, slurm_head, ",
         "Structure: group's name is no text": "got no, which YAML reads as false as a key",
         "Structure: host is a text": 'got "10.0.0.10", expected a mapping',
         "Structure: sub-group of the head": "a sub-group, which only workers can have (list the hosts)",
@@ -610,7 +610,7 @@ for _line, _text, _said in (
     (
         "no head and no workers",
         "§all: {vars: {cluster_name: a}}",
-        "no head and no workers (known groups: package_cache, gpu_config, slurm_head",
+        "no head and no workers (known groups: package_cache, gpu_config, nfs_server, slurm_head",
     ),
     ("no head", "§all: {children: {slurm_workers: {hosts: {gpu01: }}}}", "no head, expected one host"),
     ("no workers", "§all: {children: {slurm_head: {hosts: {head1: }}}}", "no workers, expected at least one host"),
