@@ -9,7 +9,7 @@ from clusterctl.nodes.probe.common import PEOPLE_SECONDS, Facts
 
 
 def people(names: List[str]) -> Facts:
-    """Return UID and GID of each person that the node knows, or why it cannot tell.
+    """Return UID and GID of each person that the node knows, or why it has no answer.
 
     A directory whose server does not respond must not delay the answer for long.
     """

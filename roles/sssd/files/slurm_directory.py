@@ -7,7 +7,7 @@ changes, and on standard error what it does not do, and why. The record also has
 
 A person has left if the directory no longer lists them in the group, if it or the inventory refuses them, or if the
 inventory no longer lists the group. Their jobs are cancelled first, because Slurm ends no association with jobs. If
-more people seem to have left than is likely, nobody's association ends, unless an administrator accepts that.
+more people seem to have left than is likely, no association ends, unless an administrator accepts that.
 
 usage: slurm-directory [--accept-departures]
 """
@@ -73,7 +73,7 @@ def departures(known, accounts, members, admitted, departed):
 
 
 def is_unlikely(left, known, wanted):
-    """Return whether an answer of the directory is rather a fault: nobody remains, or many have left at once."""
+    """Return whether an answer of the directory is rather a fault: no person remains, or many have left at once."""
     return bool(left) and (not wanted or len(left) > max(LIKELY, len(known) // PART))
 
 
@@ -283,7 +283,7 @@ class Follower:
         if not self.online:  # what SSSD does not have in its cache looks as if it was gone
             wanted, left = {}, []
         elif is_unlikely(left, self.known, wanted) and not self.accept:
-            what = "%d of %d people seem to have left the directory, so nobody's association ends: %s"
+            what = "%d of %d people seem to have left the directory, so no association ends: %s"
             more = ". If they have: slurm-directory --accept-departures"
             self.problems.append(what % (len(left), len(self.known), ", ".join(left[:8])) + more)
             left = []
@@ -340,7 +340,7 @@ class Follower:
             present.add((name, account))
             end(cluster, name, before["account"], present)
             print("%s: association with %s ended" % (name, before["account"]), flush=True)
-        if made or before:  # one that was made by hand is nobody's to end
+        if made or before:  # one that was made by hand stays
             self.known[name] = {"account": account, "group": group, "uid": uid}
 
 
