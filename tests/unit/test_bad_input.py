@@ -513,7 +513,7 @@ inventory(
         "Meaning: directory with a password in its URL": "expected a server such as ldaps://ldap1",
         "Meaning: group of the directory with a blank": 'got "gpu users", expected a name of letters, digits',
         "Meaning: group of the directory that a local one hides": "vision is a local group, which hides one of the",
-        "Meaning: account of Slurm that is no name": "expected a name",
+        "Meaning: account of Slurm with a blank": 'got "all users", expected a name of letters, digits',
         "Meaning: IDs from SIDs without Active Directory": "computes IDs from SIDs, which only sssd_schema: ad has",
         "Meaning: account without a UID": "missing, expected a UID; only state: absent for a person of the directory",
         "Meaning: setting of a person who left": "has no effect for a person of the directory",
@@ -525,7 +525,7 @@ all:
     sssd_uris: [§"http://ldap.example.org", §"ldaps://eve:secret@ldap.example.org"]
     sssd_base: dc=example,dc=org
     sssd_login_groups: [§gpu users, §vision]
-    sssd_slurm_accounts: {vision2: §[]}
+    sssd_slurm_accounts: {staff: §all users}
     sssd_id_mapping: §true
     users_groups: [{name: vision, gid: 9000}]
     users_accounts:

@@ -1,5 +1,5 @@
 #!/usr/bin/python3 -IS
-"""Let Slurm's associations follow a directory: members of its groups get one, and people who left lose theirs.
+"""Let Slurm's associations follow a directory: members of its groups get one, and people who left lose it.
 
 A timer starts this program on Slurm's head. It asks the directory by SSSD alone, which answers from its cache while no
 server responds. It changes only associations that it has made itself, which its record lists. It prints what it
