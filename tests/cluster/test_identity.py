@@ -89,7 +89,7 @@ FIRST = {("eve", "vision"), ("dora", "vision"), ("frank", "robots")}
 
 
 @pytest.mark.long
-@pytest.mark.proves("identity", "A person of the directory logs in with its key; their job has the same UID.")
+@pytest.mark.proves("identity", "A person of the directory logs in with its key; jobs have that UID.")
 def test_person__of_the_directory__logs_in_and_runs_a_job(lab: TestLab, ldap: Directory, key: Path) -> None:
     done = session(lab, key, "eve", LOGIN, "id -u; stat -c '%U %a' ~; srun --mem=50M --chdir=/ sh -c 'hostname; id -u'")
     assert done.stdout.split() == ["7001", "eve", "700", "gpu01", "7001"], done.stderr
@@ -102,7 +102,7 @@ def test_person__of_the_directory__logs_in_and_runs_a_job(lab: TestLab, ldap: Di
 
 
 @pytest.mark.long
-@pytest.mark.proves("identity", "Keys of the directory do not open a local account of the same name; it is reported.")
+@pytest.mark.proves("identity", "Keys of the directory open no local account of the same name, which is reported.")
 def test_local_account__of_a_name_of_the_directory__keeps_its_own_keys(
     lab: TestLab, ldap: Directory, key: Path
 ) -> None:
