@@ -48,14 +48,14 @@ def quota_command(options: Options, output: str, users: bool) -> int:
 
 def collect(inventory: Inventory, access: Access, users: bool) -> Quota:
     """Read the quotas on the head, with the users of each account if wanted. Raises HeadFailed."""
-    head = inventory.in_group(SLURM.head)[0]
-    with QuotaReader.connect(head, access) as reader:
+    heads = inventory.in_group(SLURM.head)
+    with QuotaReader.connect_any(heads, access) as reader:
         state = reader.state()
         associations = reader.sacctmgr(*by_hand.associations_command(inventory.cluster_name))
         qos = reader.sacctmgr(*by_hand.qos_command())
-        known = people.read(head, reader)
+        known = people.read(heads[0], reader)
     of_directory = (by_hand.Entry("user", name, person.account) for name, person in known.people.items())
-    wanted = chain(by_hand.declared(head.variables), of_directory)
+    wanted = chain(by_hand.declared(heads[0].variables), of_directory)
     differences = by_hand.compare(wanted, by_hand.parse(associations, qos))
     notes = [*known.problems]
     if state.unreadable:

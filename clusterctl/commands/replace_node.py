@@ -66,7 +66,7 @@ def replace_node(options: Options) -> int:
 
 def _is_one_of_several(present: Inventory, host: Host) -> bool:
     kind = host.scheduler
-    return kind is not None and kind.has_several_heads and len(present.in_group(kind.head)) > 1
+    return kind is not None and kind.has_quorum and len(present.in_group(kind.head)) > 1
 
 
 def _require_majority(present: Inventory, heads: Sequence[str]) -> None:

@@ -57,6 +57,10 @@ def _manifest(inventory: Inventory, path: Path) -> SlurmManifest | KubernetesMan
     if manifest.cluster != label:
         raise archive.refused(path, f"is a backup of another cluster, {manifest.cluster}, expected {label}")
     kind = SLURM if isinstance(manifest, SlurmManifest) else KUBERNETES
+    if kind is SLURM and len(inventory.in_group(SLURM.head)) > 1:
+        found = "cannot be restored beside a second head, which would take over meanwhile"
+        hint = "remove the second head: clusterctl docs slurm; add it again after the restore"
+        raise archive.refused(path, found, hint)
     if kind not in inventory.schedulers:
         raise archive.refused(path, f"is a backup of {manifest.program}, but the inventory has no group {kind.head}")
     return manifest

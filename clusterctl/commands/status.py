@@ -155,13 +155,15 @@ class Status:
         alarmed = alerts.error or any(alert.severity == "critical" for alert in alerts.firing)
         healthy = all(node.is_healthy for node in self.nodes) and all(node.in_service for node in slurm.nodes.values())
         healthy = healthy and all(node.is_healthy for node in kubernetes.nodes.values())
+        healthy = healthy and all(slurm.controllers.values())
         missing = self.unregistered or self.unjoined or self.people_apart
         return HEALTHY if healthy and not (alarmed or missing or self.leaving) else DEGRADED
 
     def _is_lost_head(self, node: NodeStatus) -> bool:
-        """Return whether a head does not serve. While Kubernetes' API responds, its other heads serve."""
-        serves = node.kubernetes and self.kubernetes is not None and not self.kubernetes.problem
-        return node.head and not serves and bool(node.problem or node.scheduling_failed)
+        """Return whether a head does not serve, and no other one does in its place."""
+        api = node.kubernetes and self.kubernetes is not None and not self.kubernetes.problem
+        other = not node.kubernetes and self.slurm is not None and bool(self.slurm.in_control)
+        return node.head and not (api or other) and bool(node.problem or node.scheduling_failed)
 
     @property
     def unregistered(self) -> list[str]:
@@ -194,7 +196,8 @@ class Status:
 
     def homes_apart(self) -> list[str] | None:
         """Return Slurm's workers that do not share the head's homes; None if that is unknown."""
-        head = next((node.homes for node in self.nodes if node.head and not node.kubernetes), {})
+        heads = (node.homes for node in self.nodes if node.head and not node.kubernetes)
+        head = next(filter(None, heads), {})
         workers = [node for node in self.nodes if node.slurm_worker and not node.head]
         shared = {node.name: _have_shared_homes(head, node.homes) for node in workers}
         known = any(same is not None for same in shared.values())
@@ -284,15 +287,18 @@ def collect(
     known = people.directory(inventory, access)
     names = {host.name: people.asked(host, known) for host in inventory.hosts}
     first = next((host.name for host in inventory.in_group(KUBERNETES.head)), "")  # all heads have the same state
+    several = len(inventory.in_group(SLURM.head)) > 1
 
     def ask(host: Host) -> _Answer:
         wanted = mount_checks.of_host(inventory, host)
         options = _options(host, key) | {"people": names[host.name], "mounts": [*wanted]}
-        return _ask(host, access, records.get(host.name), options, topology, wanted, api=host.name == first)
+        recorded = records.get(host.name)
+        return _ask(host, access, recorded, options, topology, wanted, api=host.name == first, several=several)
 
     by_name = each(inventory.hosts, ask)
     answers = by_name.values()
-    slurm = next((answer.slurm for answer in answers if answer.slurm), None)
+    slurms = sorted((answer.slurm for answer in answers if answer.slurm), key=lambda one: bool(one.problem))
+    slurm = next(iter(slurms), None)
     if slurm is None and inventory.in_group(SLURM.head):
         slurm = Slurm(problem="the head does not respond")
     alerts = [answer.alerts for answer in answers if answer.alerts]
@@ -358,8 +364,9 @@ def _ask(
     mounts: Mapping[str, str],
     *,
     api: bool,
+    several: bool,
 ) -> _Answer:
-    """Contact a host; with `api` also ask Kubernetes' API there."""
+    """Contact a host; with `api` also ask Kubernetes' API there, with `several` heads of Slurm which is in control."""
     known = NodeStatus(
         host.name,
         host.is_head,
@@ -372,7 +379,7 @@ def _ask(
             answer = contact.converse(host, session, options)
             if answer.facts is None or answer.errors:
                 return _Answer(replace(known, problem=str(answer.errors[0])))
-            slurm = ask_slurm(session) if SLURM.head in host.groups else None
+            slurm = ask_slurm(session, several) if SLURM.head in host.groups else None
             kubernetes = ask_kubernetes(session) if api else None
             connected = health.ask(session).topology if topology and host.is_worker else ()
     except ContactError as error:

@@ -258,6 +258,10 @@ def _notes(status: Status) -> Iterator[tuple[str, str, str]]:
         yield "slurm", status.slurm.problem, ""
     elif status.slurm:
         yield from ((name, "not known to Slurm", _BOOTSTRAP) for name in status.unregistered)
+        silent = [name for name, responds in status.slurm.controllers.items() if not responds]
+        yield from (
+            (name, f"its slurmctld does not respond; {status.slurm.in_control} is in control", "") for name in silent
+        )
     for name, command in status.leaving.items():
         yield name, f"its removal is not finished: {command}", ""
     if status.slurm and status.slurm.ledger_problem:
@@ -349,8 +353,8 @@ def _totals(status: Status, now: datetime) -> Iterator[tuple[str, str, str]]:
         out = f", {sums['out_of_service']} out of service" if sums["out_of_service"] else ""
         yield "GPUs", f"{sums['total']} {kind}: {sums['allocated']} allocated, {sums['idle']} idle{out}", ""
     if status.slurm and not status.slurm.problem:
-        jobs = ", ".join(f"{count} {state.lower()}" for state, count in sorted(status.slurm.jobs.items()))
-        yield "Jobs", jobs or "none", ""
+        jobs = ", ".join(f"{count} {state.lower()}" for state, count in sorted(status.slurm.jobs.items())) or "none"
+        yield "Jobs", jobs + f"; {status.slurm.in_control} is in control" * bool(status.slurm.in_control), ""
     if status.kubernetes and not status.kubernetes.problem:
         yield "Pods", status_kubernetes.pods(status.kubernetes), ""
     apart = status.homes_apart()

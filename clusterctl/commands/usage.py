@@ -109,7 +109,7 @@ def collect(inventory: Inventory, access: Access, period: Period, by: str, recor
     """
     tally = None
     if SLURM in inventory.schedulers:
-        with Accounting.connect(inventory.in_group(SLURM.head)[0], access) as head:
+        with Accounting.connect_any(inventory.in_group(SLURM.head), access) as head:
             tally = head.tally(period, by)
     measures = _measure(inventory, access, period)
     reports = []

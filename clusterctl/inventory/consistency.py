@@ -15,6 +15,7 @@ from clusterctl.inventory import (
     login_nodes,
     metrics,
     rules,
+    slurm_heads,
     slurm_policy,
     slurm_reservations,
     slurm_rest,
@@ -81,11 +82,12 @@ def check(reading: Reading, whole: bool = True) -> None:
             _package_cache(reading)
             _partitions(reading)
             slurm_topology.check(reading, _given)
+            slurm_heads.check(reading)
             kubernetes_consistency.check(reading)
 
 
 def _schedulers(reading: Reading) -> None:
-    """Check that each scheduler has a head and workers, and each host one scheduler. Slurm has one head."""
+    """Check that each scheduler has a head and workers, and each host one scheduler."""
     used = [kind for kind in KINDS if not kind.groups.isdisjoint(reading.groups)]
     if not used:
         hint = "known groups: " + ", ".join(reading.known.groups)
@@ -94,11 +96,8 @@ def _schedulers(reading: Reading) -> None:
         heads, workers = (
             [host for host in reading.hosts.values() if group in host.groups] for group in (kind.head, kind.workers)
         )
-        if not heads or (len(heads) > 1 and not kind.has_several_heads):
-            names = ", ".join(host.name for host in heads)
-            what = f"more than one head, got {names}" if heads else "no head"
-            at = heads[1].position if heads else reading.top
-            reading.refuse(at, f"all.children.{kind.head}", f"{what}, expected one host")
+        if not heads:
+            reading.refuse(reading.top, f"all.children.{kind.head}", "no head, expected one host")
         if not workers:
             reading.refuse(reading.top, f"all.children.{kind.workers}", "no workers, expected at least one host")
     for host in reading.hosts.values():

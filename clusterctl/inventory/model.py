@@ -50,6 +50,8 @@ class Host:
     position: Position
     jump: "Host | None" = None
     """The jump host; None for a direct connection, or if ssh's configuration decides."""
+    is_backup: bool = False
+    """Whether the host is a further head of its scheduler, not the first."""
 
     @property
     def is_head(self) -> bool:
@@ -116,9 +118,8 @@ class Inventory:
 
     @property
     def locked_heads(self) -> tuple[Host, ...]:
-        """The hosts with the cluster's lock: the head, and the other heads of its scheduler."""
-        kind = self.schedulers[0]
-        return self.in_group(kind.head) if kind.has_several_heads else (self.head,)
+        """The hosts with the cluster's lock: the heads of its first scheduler."""
+        return self.in_group(self.schedulers[0].head)
 
     @property
     def heads(self) -> frozenset[str]:
@@ -199,6 +200,8 @@ def _finished(reading: Reading) -> Inventory:
         replace(host, jump=named[jump]) if (jump := host.variables.get(JUMP, host.name)) != host.name else host
         for host in named.values()
     )
+    first = {kind: next((host.name for host in hosts if kind.head in host.groups), "") for kind in KINDS}
+    hosts = tuple(replace(h, is_backup=h.is_head and h.name not in first.values()) for h in hosts)
     members: dict[str, list[str]] = {name: [] for name in reading.groups if name != "all"}
     for host in hosts:
         for group in host.groups:

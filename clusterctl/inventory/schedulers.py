@@ -16,7 +16,8 @@ class Kind:
     title: str
     workload: str
     """The noun for what runs on its nodes."""
-    has_several_heads: bool = False
+    has_quorum: bool = False
+    """Whether its heads keep its state together, which needs a majority of them. Otherwise one head is enough."""
 
     @property
     def head(self) -> str:
@@ -35,7 +36,7 @@ class Kind:
 
 
 SLURM = Kind("slurm", "Slurm", "job")
-KUBERNETES = Kind("kubernetes", "Kubernetes", "pod", has_several_heads=True)
+KUBERNETES = Kind("kubernetes", "Kubernetes", "pod", has_quorum=True)
 LOGIN = "login"
 """The group of Slurm's login nodes."""
 KINDS = (SLURM, KUBERNETES)

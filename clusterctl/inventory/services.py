@@ -27,6 +27,8 @@ class Service:
     """Whether it always runs on hosts of the role; metrics always include it."""
     local: str = ""
     """A variable with the host that runs it; `localhost` is the host itself."""
+    beside: str = ""
+    """A variable with the host of what it needs; while that is `localhost`, only the first host of the role runs it."""
     groups: tuple[str, ...] = ()
     """The groups whose hosts run it; empty: all hosts of the role."""
 
@@ -35,9 +37,14 @@ class Service:
         """Its names, each once, without `.service`."""
         return tuple(dict.fromkeys(name.removesuffix(".service") for name in self.unit.values()))
 
-    def runs_here(self, variables: Mapping[str, Any], groups: Collection[str]) -> bool:
-        """Return whether it must run on a host of the role with these variables, in these groups."""
+    def runs_here(self, variables: Mapping[str, Any], groups: Collection[str], *, backup: bool = False) -> bool:
+        """Return whether it must run on a host of the role with these variables, in these groups.
+
+        `backup`: the host is a further head of its scheduler.
+        """
         if not self.required or (self.groups and not {*self.groups} & {*groups}):
+            return False
+        if backup and self.beside and variables.get(self.beside, "localhost") == "localhost":
             return False
         return not self.local or bool(variables.get(self.local, "localhost") == "localhost")
 
@@ -72,7 +79,9 @@ def of_host(host: Host) -> list[Service]:
     """Return the services that must run on a host, from the roles of its groups."""
     known = schema.load()
     roles = [*known.common, *(role for group in sorted(host.groups) for role in known.groups.get(group, ()))]
-    return [one for one in _of(dict.fromkeys(roles)) if one.runs_here(host.variables, host.groups)]
+    return [
+        one for one in _of(dict.fromkeys(roles)) if one.runs_here(host.variables, host.groups, backup=host.is_backup)
+    ]
 
 
 def scheduling() -> frozenset[str]:

@@ -95,11 +95,10 @@ def unmanaged(host: Host, facts: Facts) -> Iterator[Finding]:
 
 
 def needed_heads(inventory: Inventory, answers: Mapping[str, Answer]) -> set[str]:
-    """Return the heads that a run cannot skip: Slurm's, and Kubernetes' if no majority of them responds."""
+    """Return the heads that a run cannot skip: all of them if no majority responds."""
     heads = [host.name for host in inventory.in_group(KUBERNETES.head)]
     silent = [name for name in heads if name in answers and not answers[name].facts]
-    others = {host.name for host in inventory.hosts if host.is_head} - {*heads}
-    return others | ({*heads} if 2 * len(silent) >= len(heads) else set())
+    return {*heads} if 2 * len(silent) >= len(heads) else set()
 
 
 def lost_head(

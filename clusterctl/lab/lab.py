@@ -31,7 +31,7 @@ from clusterctl.lab.podman import (
     run_as_root,
     runtime_options,
 )
-from clusterctl.lab.settings import Node, NodeStatus, Scheduler, Settings
+from clusterctl.lab.settings import SHARED, Node, NodeStatus, Scheduler, Settings
 from clusterctl.util.errors import InputError
 from clusterctl.util.text import did_you_mean
 from clusterctl.workspace import secrets
@@ -85,6 +85,7 @@ class Lab:
         self.known_hosts = self.directory / "known_hosts"
         self.key = self.directory / "id_ed25519"
         self._private = self.directory / ".lab"
+        self._storage = f"{self.network}-shared"
 
     # Settings
 
@@ -148,6 +149,7 @@ class Lab:
                 cache.remove()
                 kit.remove()
             podman("network", "rm", "--force", self.network, check=False)
+            podman("volume", "rm", "--force", self._storage, check=False)
             with contextlib.suppress(InputError):  # an unreadable inventory has no password to forget
                 secrets.forget(self.directory)
             shutil.rmtree(self.directory, ignore_errors=True)
@@ -265,6 +267,8 @@ class Lab:
         if different := [key for key in _FIXED if getattr(stored, key) != getattr(wanted, key)]:
             has = ", ".join(f"--{key.replace('_', '-')} {getattr(stored, key)}" for key in different)
             raise LabError(f"lab {self.name} exists with {has}; to change that, {first}")
+        if wanted.scheduler == Scheduler.slurm and wanted.heads != stored.heads:
+            raise LabError(f"lab {self.name} exists with --heads {stored.heads}; to change that, {first}")
         for kind in ("heads", "workers"):
             if getattr(wanted, kind) < (count := getattr(stored, kind)):
                 raise LabError(f"lab {self.name} has {count} {kind} and cannot shrink; to make a smaller one, {first}")
@@ -317,10 +321,15 @@ class Lab:
             "--security-opt", f"seccomp={image.HERE / 'node' / 'seccomp.json'}",
             "--security-opt", "label=disable", "--security-opt", "apparmor=unconfined",
             "--device-cgroup-rule", "a *:* rwm", *LIMITS,
-            "--volume", f"{self._private / node.name}:/opt/lab-node:ro",
+            "--volume", f"{self._private / node.name}:/opt/lab-node:ro", *self._shared(node, settings),
             *(f"--volume={path}" for path in _volumes(settings)),
             image_name, "/usr/local/lib/lab-node/init", name, str(settings.cgroups),
         )  # fmt: skip
+
+    def _shared(self, node: Node, settings: Settings) -> tuple[str, ...]:
+        """Return the options that give two heads of Slurm one volume of this machine: simulated shared storage."""
+        several = settings.heads > 1 and settings.scheduler == Scheduler.slurm
+        return ("--volume", f"{self._storage}:{SHARED}") if several and node.is_head else ()
 
     def _write_inventory(self, text: str) -> None:
         """Write inventory.yaml, unless it was edited since the last write."""
@@ -366,9 +375,9 @@ def _volumes(settings: Settings) -> tuple[str, ...]:
 def _require_consistent(wanted: Settings) -> None:
     """Refuse settings that contradict each other or this machine."""
     kubernetes = wanted.scheduler == Scheduler.kubernetes
-    if wanted.heads > 1 and not kubernetes:
-        raise LabError(f"--heads {wanted.heads}: a Slurm cluster has one head; several need --scheduler kubernetes")
-    if wanted.heads % 2 == 0:
+    if wanted.heads > 2 and not kubernetes:
+        raise LabError(f"--heads {wanted.heads}: a Slurm cluster has one head or two; more need --scheduler kubernetes")
+    if wanted.heads % 2 == 0 and kubernetes:
         raise LabError(f"--heads {wanted.heads}: expected an odd number, so that etcd has a majority when a head fails")
     if wanted.cgroups == 1 and not host_has_v1():
         raise LabError("--cgroups 1: this machine has only version 2 of cgroups")

@@ -7,7 +7,7 @@ from typing import Any
 
 from clusterctl.inventory import schedulers
 from clusterctl.lab.kit import Kit
-from clusterctl.lab.settings import Node, Scheduler, Settings
+from clusterctl.lab.settings import SHARED, Node, Scheduler, Settings
 
 USER = "admin"
 # What a Kubernetes lab needs of the kit, besides what these recipes need.
@@ -31,6 +31,8 @@ def variables(settings: Settings, directory: Path, served: Kit | None, *, host_h
             **served.variables(),
         }
     found["base_security_updates"] = False  # labs must stay reproducible
+    if settings.scheduler == Scheduler.slurm and settings.heads > 1:
+        found["slurm_head_state_directory"] = f"{SHARED}/slurm"
     if settings.scheduler == Scheduler.kubernetes:
         found |= _kubernetes(settings)
     elif host_has_v1:  # there version 2 cannot limit cores and memory, version 1 cannot limit swap

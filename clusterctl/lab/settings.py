@@ -9,6 +9,8 @@ from clusterctl.lab import image
 
 # Places in the lab's network. Further heads are below the first one, because workers are above it.
 _FIRST_HOST, _API = 10, 250
+SHARED = "/shared"
+"""Where two heads of Slurm have the same directory."""
 
 
 class Scheduler(StrEnum):

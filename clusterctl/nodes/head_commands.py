@@ -34,6 +34,17 @@ class HeadCommands:
         except ContactError as error:
             raise HeadFailed(f"{head.name}: {error}") from None
 
+    @classmethod
+    def connect_any(cls, heads: Sequence[Host], access: Access) -> Self:
+        """Connect to the first of these heads that responds; each can ask for the state of the whole cluster."""
+        failures = list[HeadFailed]()
+        for head in heads:
+            try:
+                return cls.connect(head, access)
+            except HeadFailed as error:
+                failures.append(error)
+        raise failures[0]
+
     def __enter__(self) -> Self:
         return self
 

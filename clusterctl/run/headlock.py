@@ -6,7 +6,8 @@ because tasks of a disconnected run may still be running. Then it releases the l
 controller and directory, which holds that directory's lock too, takes the lock over immediately.
 
 A cluster of Kubernetes with several heads is locked on all that respond, if these are more than half: so two runs have
-a head in common, also if each reaches others.
+a head in common, also if each reaches others. Of Slurm's two heads one is enough: two runs exclude each other unless
+each reaches only the head that the other one does not.
 """
 
 import hashlib
@@ -205,15 +206,16 @@ def _failed(found: str) -> ContactError:
 
 @dataclass(frozen=True)
 class ClusterLock:
-    """The locks on the heads of a cluster, one or several."""
+    """The locks on the heads of a cluster, one or several; `needed` is how many of them a run must have."""
 
     locks: tuple[HeadLock, ...]
+    needed: int
 
     @property
     def lost(self) -> str:
-        """The message about another run, if it has taken so many locks that half of them or less are left."""
+        """The message about another run, if it has taken so many locks that too few are left."""
         gone = [one for one in self.locks if one.lost or one.missing]
-        return next((one.lost for one in gone if one.lost), "") if 2 * len(gone) >= len(self.locks) else ""
+        return next((one.lost for one in gone if one.lost), "") if len(self.locks) - len(gone) < self.needed else ""
 
     @property
     def is_unbroken(self) -> bool:
@@ -222,9 +224,9 @@ class ClusterLock:
 
     @property
     def missing(self) -> ContactError | None:
-        """The contact error of a head, unless more than half of the heads are locked."""
+        """The contact error of a head, unless enough heads are locked."""
         failed = [one.missing for one in self.locks if one.missing]
-        return failed[0] if 2 * len(failed) >= len(self.locks) else None
+        return failed[0] if len(self.locks) - len(failed) < self.needed else None
 
     @property
     def errors(self) -> dict[str, ContactError]:
@@ -234,12 +236,14 @@ class ClusterLock:
 
 @contextmanager
 def hold(heads: Sequence[Host], access: Access, me: Holder, state: Path) -> Iterator[ClusterLock]:
-    """Hold the lock on the heads; on too many contact errors, yield with `missing` set.
+    """Hold the lock on the heads of a scheduler; on too many contact errors, yield with `missing` set.
 
     Raises Locked immediately while another run has the lock.
     """
+    kind = heads[0].scheduler
+    needed = len(heads) // 2 + 1 if kind and kind.has_quorum else 1
     with ExitStack() as stack:
-        yield ClusterLock(tuple(stack.enter_context(_held(head, access, me, state)) for head in heads))
+        yield ClusterLock(tuple(stack.enter_context(_held(head, access, me, state)) for head in heads), needed)
 
 
 @contextmanager

@@ -80,8 +80,7 @@ def preflight(
 
     Raises PreflightError with all findings that are not warnings, InputError for an invalid hardware record.
 
-    `skip_unreachable`: skip the workers of _unfit, with their facts; never the head. None
-    for a verb without that option.
+    `skip_unreachable`: skip the hosts of _unfit, with their facts. None for a verb without that option.
     `adopt`: report unmanaged software as a warning. None for a verb that replaces nothing: do not report it.
     `new_head`: the same for a head that has lost its records of the cluster's jobs.
     `refused`: see contact.ask. `compared`: hosts to compare with their records. `with_state`: ask for all digests.
@@ -158,11 +157,13 @@ def _unfit(
     findings: Iterable[Finding],
     unconfined: Mapping[str, Finding],
 ) -> set[str]:
-    """Return the workers that a run can skip: they are unreachable, cannot confine jobs, or wait for a file server.
+    """Return the hosts that a run can skip.
 
-    A worker with another problem too, such as a changed host key, is not skipped and stops the run.
+    These are unreachable ones that it does not need, and workers that cannot confine jobs or wait for a file server. A
+    worker with another problem too, such as a changed host key, is not skipped and stops the run.
     """
-    optional = answers.keys() - kubernetes_checks.needed_heads(inventory, answers)
+    needed = kubernetes_checks.needed_heads(inventory, answers) | checks.needed_heads(inventory, answers)
+    optional = answers.keys() - needed
     blocked = {one.node for one in findings if one.check == mount_checks.CHECK}
     own = [one for one in findings if not one.warning and one.check != mount_checks.CHECK]
     other = {one.node for one in own if one is not unconfined.get(one.node)}

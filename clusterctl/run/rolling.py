@@ -14,6 +14,7 @@ from typing import Any
 
 from clusterctl.ansible.events import Result
 from clusterctl.inventory.model import Host
+from clusterctl.inventory.schedulers import SLURM
 from clusterctl.nodes import contact
 from clusterctl.nodes.parallel import each
 from clusterctl.nodes.remote import forget_gateways
@@ -126,8 +127,11 @@ class Rolling(Phase):
         first = [host.name for host in hosts if (not host.is_worker or host.is_head) and host.name not in heads]
         # The reboot of a jump host disconnects the hosts behind it, so jump hosts are a batch of their own.
         jumps = {host.jump.name for host in hosts if host.jump}
-        single = [[name for name in first if (name in jumps) == is_jump] for is_jump in (True, False)]
-        batches = [*filter(None, single), *([name] for name in heads)]
+        # Of Slurm's two heads one controls the jobs while the other one is changed.
+        pair = [host.name for host in reversed(site.inventory.in_group(SLURM.head)) if host.name in first]
+        pair = pair if len(pair) > 1 else []
+        single = [[one for one in first if one not in pair and (one in jumps) == jump] for jump in (True, False)]
+        batches = [*filter(None, single), *([name] for name in (*pair, *heads))]
         rest = [host.name for host in hosts if host.name not in (*first, *heads)]
         for kind, workers in scheduler.by_kind(site.inventory, rest).items():
             size = self.pace.size(len(site.inventory.in_group(kind.workers)))
@@ -166,8 +170,8 @@ class Rolling(Phase):
         busy = wait_for_jobs(site, run.screen, self.cause, drained, self.pace.minutes) if drained else []
         self.failed += busy
         ready = [name for name in names if name not in busy]
-        head = site.inventory.head.name
-        informed = [head] if {*ready} & {*self.divided} and head not in site.skipped else []
+        told = site.inventory.in_group(SLURM.head) or (site.inventory.head,)
+        informed = [host.name for host in told if {*ready} & {*self.divided} and host.name not in site.skipped]
         if error := self._play(run, self.playbook, list(dict.fromkeys([*informed, *ready])), self.variables):
             return error
         if self.reboots:
@@ -254,7 +258,7 @@ def _workers(site: Site, names: Collection[str]) -> list[str]:
 def _is_drained_head(host: Host) -> bool:
     """Return whether a host is a head that runs pods, such as those of the cluster's DNS."""
     kind = host.scheduler
-    return kind is not None and kind.has_several_heads and kind.head in host.groups
+    return kind is not None and kind.has_quorum and kind.head in host.groups
 
 
 def _drained(site: Site, names: Collection[str]) -> list[str]:

@@ -25,7 +25,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from clusterctl.ansible import outcome
 from clusterctl.inventory import bootstrap_plays
@@ -265,8 +265,8 @@ def _in_service(site: Site) -> set[str]:
 
     if SLURM not in site.inventory.schedulers:
         return set()
-    with suppress(HeadFailed), SlurmController.connect(scheduler.head_of(site.inventory, SLURM), site.access) as head:
-        return head.in_service()
+    with suppress(HeadFailed), scheduler.connect(site, SLURM) as controller:
+        return cast(SlurmController, controller).in_service()
     return set()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from clusterctl.inventory import slurm_defaults, slurm_source
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.inventory.schedulers import LOGIN, SLURM
-from clusterctl.nodes.contact import Facts
+from clusterctl.nodes.contact import Answer, Facts
 from clusterctl.slurm import versions
 from clusterctl.util.errors import Finding
 from clusterctl.util.text import upstream
@@ -20,8 +20,14 @@ CONFINED_BY = {"cores": "cpuset", "devices": "devices", "memory": "memory", "swa
 _RESTORE = "restore a backup: clusterctl restore; to start with an empty queue and empty accounting: --new-head"
 
 
+def needed_heads(inventory: Inventory, answers: Mapping[str, Answer]) -> set[str]:
+    """Return the heads that a run cannot skip: all of them, unless one of two responds."""
+    heads = [host.name for host in inventory.in_group(SLURM.head)]
+    return set() if any(name in answers and answers[name].facts for name in heads[:2]) and len(heads) > 1 else {*heads}
+
+
 def releases(inventory: Inventory, known: Mapping[str, Hardware]) -> Iterator[Finding]:
-    """Refuse an unknown release, and workers and login nodes that the head's release does not support."""
+    """Refuse an unknown release, another one on the back-up, and nodes that the head's release does not support."""
     if not (heads := inventory.in_group(SLURM.head)):
         return
     head, oldest = heads[0], versions.oldest()
@@ -30,10 +36,12 @@ def releases(inventory: Inventory, known: Mapping[str, Hardware]) -> Iterator[Fi
         found = f"the planned Slurm is {head_release}, expected {', '.join(oldest)}"
         yield Finding(head.name, "slurm version", found, f"correct {versions.PIN}, or use a later clusterctl")
         return
-    for worker in (*inventory.in_group(SLURM.workers), *inventory.in_group(LOGIN)):
+    for worker in (*heads[1:], *inventory.in_group(SLURM.workers), *inventory.in_group(LOGIN)):
         release = versions.of_node(worker, known[worker.name]) if worker.name in known else None
-        if head_release and release and not versions.work_together(head_release, release):
-            supported = f"{oldest[head_release]} to {head_release}"
+        # A controller does not read the state of a later release.
+        is_other_head = worker in heads and release != head_release
+        if head_release and release and (is_other_head or not versions.work_together(head_release, release)):
+            supported = head_release if is_other_head else f"{oldest[head_release]} to {head_release}"
             found = f"its Slurm {release} is not compatible with {head_release} on {head.name}, expected {supported}"
             system = known[head.name].os
             hint = f"install the same distribution on all nodes: {head.name} has {system.id} {system.version}"
@@ -204,10 +212,14 @@ def lost_head(
 ) -> Iterator[Finding]:
     """Yield a head without Slurm's state in a cluster whose workers have had a controller.
 
-    A new slurmctld does not know the running jobs; the workers end them when they register.
+    A new slurmctld does not know the running jobs; the workers end them when they register. Role slurm_head
+    sees that two heads have one state.
     """
-    for head in inventory.in_group(SLURM.head):
-        if head.name not in facts or "controller" in facts[head.name].node.slurm:
+    heads = inventory.in_group(SLURM.head)
+    if any(head.name in facts and "controller" in facts[head.name].node.slurm for head in heads):
+        return
+    for head in heads:
+        if head.name not in facts:
             continue
         workers = [host.name for host in inventory.in_group(SLURM.workers)]
         serving = [name for name in workers if name in facts and "worker" in facts[name].node.slurm]

@@ -27,6 +27,7 @@ _SLURM_USER = "slurm"  # the user of the reason if slurmctld drains a node itsel
 # If slurmd or slurmstepd does, the user is root and the reason one of these (src/slurmd of Slurm 24.11).
 _SLURMD_REASONS = ("Job step not running", "Kill task failed", "SlurmdSpoolDir is full", "switch_g_job_postfini failed")
 # sinfo, because in scontrol's lines text from the node precedes its state and may imitate it.
+PING = ("scontrol", "ping")
 STATES = ("sinfo", "--noheader", "--all", "--Node", "--Format=NodeList:65,StateComplete:200")
 
 
@@ -71,18 +72,26 @@ class SlurmNode:
 class Slurm:
     """The state of the head's slurmctld; jobs by state. `problem` is set if slurmctld failed.
 
-    `ledger_problem` is set if the drain ledger cannot be read.
+    `ledger_problem` is set if the drain ledger cannot be read. `controllers` are those of two heads, and whether they
+    respond; the first that does is in control.
     """
 
     nodes: Mapping[str, SlurmNode] = field(default_factory=dict)
     jobs: Mapping[str, int] = field(default_factory=dict)
     problem: str = ""
     ledger_problem: str = ""
+    controllers: Mapping[str, bool] = field(default_factory=dict)
+
+    @property
+    def in_control(self) -> str:
+        """The name of the controller that has the jobs; empty if none responds, or there is one head."""
+        return next((name for name, responds in self.controllers.items() if responds), "")
 
 
-def ask_slurm(session: Session) -> Slurm:
-    """Return the nodes and jobs of the slurmctld on the connected node."""
+def ask_slurm(session: Session, several: bool = False) -> Slurm:
+    """Return the nodes and jobs of the cluster of the connected head; with `several` heads, also their controllers."""
     try:
+        _, pinged, _ = _slurm(session, *PING) if several else (0, "", "")
         found, nodes, error = _slurm(session, "scontrol", "--oneliner", "--details", "show", "nodes")
         if found != 0:
             absent = found == _NO_SUCH_COMMAND or "command not found" in error
@@ -104,7 +113,13 @@ def ask_slurm(session: Session) -> Slurm:
         for name, node in parse_nodes(nodes, parse_states(states)).items()
     }
     damaged = "" if found == 0 else _first_line(error) or f"{_LEDGER} failed with exit code {found}"
-    return Slurm(known, counts, ledger_problem=damaged)
+    return Slurm(known, counts, ledger_problem=damaged, controllers=parse_ping(pinged))
+
+
+def parse_ping(answer: str) -> dict[str, bool]:
+    """Return whether each controller responds, in the order of slurm.conf, from the output of PING."""
+    lines = re.findall(r"^Slurmctld\([^)]*\) at (\S+) is (UP|DOWN)\s*$", answer[:10_000], re.MULTILINE)
+    return {printable(name, 64): state == "UP" for name, state in lines}
 
 
 def _slurm(session: Session, *argv: str) -> tuple[int, str, str]:

@@ -53,7 +53,8 @@ class LookupModule(LookupBase):
             declared = [one for role in finder.roles(variables) for one in services.load(role)]
         except ClusterctlError as error:
             raise AnsibleError(str(error)) from error
-        family = variables["ansible_facts"]["os_family"]
-        return list(
-            dict.fromkeys(one.unit[family] for one in declared if one.runs_here(variables, variables["group_names"]))
-        )
+        family, mine = variables["ansible_facts"]["os_family"], variables["group_names"]
+        heads = [variables.get("groups", {}).get(group, ()) for group in mine if group.endswith("_head")]
+        backup = any(variables.get("inventory_hostname") in members[1:] for members in heads)
+        wanted = [one for one in declared if one.runs_here(variables, mine, backup=backup)]
+        return list(dict.fromkeys(one.unit[family] for one in wanted))

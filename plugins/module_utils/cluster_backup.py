@@ -23,12 +23,14 @@ import tarfile
 from pathlib import Path
 from pwd import getpwnam
 
-from ansible.module_utils.node_state.tools import ENVIRONMENT, STORE, NodeError, clean, run
+from ansible.module_utils.node_state.tools import ENVIRONMENT, RUN, STORE, NodeError, clean, run
 
 VERSION = 1
 MANIFEST, STATE, DUMP, LEDGER, SEAL = "manifest.json", "slurmctld.tar.gz", "database.sql.gz", "drain.json", "seal"
 DIRECTORY, MONITORING = "directory.tar", "prometheus.tar"
-DRAINED = STORE / LEDGER
+_SHARED = Path("/etc/slurm/shared-state")  # role slurm_head: the directory that two heads share
+DRAINED = (Path(_SHARED.read_text().strip(), "clusterctl") if _SHARED.exists() else STORE) / LEDGER
+DRAIN_LOCK = (RUN if DRAINED.parent == STORE else DRAINED.parent) / "drain.lock"
 RECOVERY = STORE / "recovery.tar"  # the password of the vault, then the cluster's directory
 PROMETHEUS = Path("/etc/prometheus")
 # Prometheus's files without secrets: others have its password, or the hash of its pages' password.

@@ -15,6 +15,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.cluster_backup import (
+    DRAIN_LOCK,
     DRAINED,
     DUMP,
     LEDGER,
@@ -35,7 +36,6 @@ from ansible.module_utils.cluster_backup import (
     unseal,
 )
 from ansible.module_utils.node_state.tools import (
-    RUN,
     STORE,
     NodeError,
     change,
@@ -244,7 +244,7 @@ def causes(path: Path) -> dict[str, dict[str, str]]:
 
 def add_causes(kept: dict[str, dict[str, str]], notes: list[str]) -> None:
     """Add a backup's causes to the drain ledger; for the same cause, the current reason is kept."""
-    with exclusive(RUN / "drain.lock", notes):
+    with exclusive(DRAIN_LOCK, notes):
         now = causes(DRAINED)
         nodes = {node: {**kept.get(node, {}), **now.get(node, {})} for node in {*kept, *now}}
         store(DRAINED, json.dumps({"version": 1, "nodes": nodes}, indent=1, sort_keys=True).encode())
