@@ -348,11 +348,16 @@ def _suggest_dead(problem: object, names: Sequence[str]) -> object:
 
 
 def _needed(before: Inventory, host: Host, names: Sequence[str]) -> tuple[str, str] | None:
-    """Return message and hint if a host is a head without which too few or an even number of heads would stay."""
+    """Return message and hint if a host is a head that has to stay, or that would leave too few or an even number."""
     kind = host.scheduler
     if kind is None or kind.head not in host.groups:
         return None
     heads = [head.name for head in before.in_group(kind.head)]
+    if len(heads) > 1 and not kind.has_quorum:
+        hint = (
+            f"first run there: sudo systemctl disable --now slurmctld; then delete it from {kind.head}, and bootstrap"
+        )
+        return f"{host.name} is one of two heads ({kind.head}), which only a bootstrap changes", hint
     left = [name for name in heads if name not in names]
     if len(heads) == 1:
         return f"{host.name} is the head ({kind.head})", "a cluster needs its head"

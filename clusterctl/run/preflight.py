@@ -52,7 +52,7 @@ ARCHITECTURES = ("x86_64", "aarch64")
 COMMON_HOSTNAMES = frozenset({"localhost", "debian", "ubuntu", "rocky", "almalinux", "rhel", "centos"})
 UNREACHABLE = frozenset({Failure.UNRESOLVED, Failure.NO_ROUTE, Failure.REFUSED, Failure.SILENT, Failure.CLOSED})
 WITHOUT_THEM = (
-    "With --skip-unreachable the run continues without workers that do not respond, that cannot confine jobs, "
+    "With --skip-unreachable the run continues without nodes that do not respond, that cannot confine jobs, "
     "or whose file server does not respond."
 )
 

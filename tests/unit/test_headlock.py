@@ -177,7 +177,7 @@ def test_hold__several_heads__needs_more_than_half(
     monkeypatch.setattr(headlock.HeadLock, "take", take)
     monkeypatch.setattr(headlock.HeadLock, "keep", lambda one: None)
     monkeypatch.setattr(headlock.HeadLock, "release", lambda one: given_back.append(one.name))
-    heads = [replace(host(22), name=name) for name in ("k1", "k2", "k3")]
+    heads = [replace(host(22), name=name, groups=frozenset({"kubernetes_head"})) for name in ("k1", "k2", "k3")]
     with headlock.hold(heads, Access(tmp_path), lock.this_run("verify"), tmp_path) as held:
         assert (held.missing is not None, list(held.errors), held.lost) == (missing, errors, "")
         for one in held.locks:

@@ -153,7 +153,10 @@ REVIEWED: Mapping[str, set[str]] = {
     "slurm_head": {
         "command: Create the accounting database",  # in the digest
         "command: Keep new workers drained until role verify has tested them",  # they are not in service
+        "script: Check that the heads share it",
         "script: Move the state of another cluster aside",  # of the verb that adopts a head, which leaves out none
+        "script: See whether this head is in control",
+        "script: Write to the directory that the heads share",
         "slurm_job_container: Check whether running jobs use shared directories",  # a note
     },
     "slurm_worker": {"command: Restart Slurm's controller"},  # after a change
