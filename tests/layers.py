@@ -54,6 +54,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/cluster/test_login_nodes.py",
         "tests/cluster/test_placement.py",
         "tests/cluster/test_slurm_changes.py",
+        "tests/cluster/test_slurm_heads.py",
         "tests/cluster/test_slurm_policy.py",
         "tests/cluster/test_storage.py",
         "tests/cluster/test_slurmrestd.py",
@@ -145,7 +146,8 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"roles/(containerd|containers|dcgm_exporter|gpu_health|nvidia_\w+)/", ("gpu", "kubernetes", "roles")),
     (r"plugins/.*/(slurm_(accounts|limits|reservations)|users)\.py$", ("roles", "slurm")),
     (
-        r"clusterctl/(inventory/(directory|login_nodes|slurm_(limits|policy|reservations|rest))|nodes/(probe/)?people|nodes/probe/reservations"
+        r"clusterctl/(inventory/(directory|login_nodes|slurm_(heads|limits|policy|reservations|rest))"
+        r"|nodes/(probe/)?people|nodes/probe/reservations"
         r"|slurm/(by_hand|quota)|commands/quota\w*)\.py$",
         ("slurm",),
     ),
