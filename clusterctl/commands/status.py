@@ -69,6 +69,8 @@ class NodeStatus:
     """Whether it is a node of Kubernetes: a head or a worker."""
     mounts: tuple[str, ...] = ()
     """What is wrong with its shared directories."""
+    sleep: str = ""
+    """`asleep` or `waking` if Slurm's power saving has switched the node off. Nothing else is known of it then."""
 
     @property
     def drifted(self) -> list[Item]:
@@ -304,7 +306,7 @@ def collect(
     alerts = [answer.alerts for answer in answers if answer.alerts]
     if not alerts and (monitoring := inventory.in_group(prometheus.GROUP)):
         alerts = [Alerts(f"{fold([host.name for host in monitoring])} does not respond")]
-    nodes = tuple(answer.node for answer in answers)
+    nodes = tuple(_known(answer.node, slurm) for answer in answers)
     found_people = {name: answer.people for name, answer in by_name.items() if answer.people}
     recorded = any(node.drift and node.drift.versions for node in nodes)
     found = Status(
@@ -319,6 +321,12 @@ def collect(
         directory=known.problems,
     )
     return replace(found, built=found.exit_code != HEAD_DOWN or runs.built(inventory.directory))
+
+
+def _known(node: NodeStatus, slurm: Slurm | None) -> NodeStatus:
+    """Return what is known of a node; one that sleeps is expected not to respond."""
+    sleep = slurm.nodes[node.name].sleep if slurm and node.name in slurm.nodes else ""
+    return NodeStatus(node.name, node.head, slurm_worker=node.slurm_worker, sleep=sleep) if sleep else node
 
 
 def _kubernetes(inventory: Inventory, access: Access, found: Sequence[Kubernetes]) -> Kubernetes | None:

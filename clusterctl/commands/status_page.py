@@ -140,8 +140,8 @@ def _cells(screen: Screen, node: NodeStatus, at: SlurmNode | KubernetesNode | No
     """Yield the cells of a node's line except its name, each with its style; nodes with equal cells share a line."""
     colour = "red" if node.problem or node.failed else "green" if node.is_healthy else "yellow"
     yield screen.glyphs["done" if node.is_healthy else "failed"], colour
-    if node.problem:
-        yield "no contact", "red"
+    if node.problem or node.sleep:
+        yield ("no contact", "red") if node.problem else (node.sleep, "dim")
     else:
         unconfigured = set(node.services.values()) == {ABSENT}
         failed = "not set up" if unconfigured else ", ".join(node.failed)

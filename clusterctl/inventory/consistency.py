@@ -17,6 +17,7 @@ from clusterctl.inventory import (
     rules,
     slurm_heads,
     slurm_policy,
+    slurm_power,
     slurm_reservations,
     slurm_rest,
     slurm_topology,
@@ -83,6 +84,7 @@ def check(reading: Reading, whole: bool = True) -> None:
             _partitions(reading)
             slurm_topology.check(reading, _given)
             slurm_heads.check(reading)
+            slurm_power.check(reading, _given)
             kubernetes_consistency.check(reading)
 
 

@@ -161,6 +161,15 @@ _RULES = (
     ),
     # Slurm counts at most 1024 of a GRES with device files on a node (gres.conf(5)).
     Rule("slurm_head_token_lifetime", lambda v: 60 <= v <= 31536000, "60 to 31536000 seconds", number=True),
+    Rule("slurm_head_sleep_after", lambda v: v == 0 or 60 <= v <= 31_536_000, "0, or 60 to 31536000", number=True),
+    # uint16_t in src/common/read_config.c
+    Rule("slurm_head_(resume|suspend)_timeout", lambda v: 10 <= v <= 65_533, "10 to 65533", number=True),
+    Rule(
+        "slurm_head_power_mac", _matches("([0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5})?"), "six bytes such as 02:00:5e:10:00:01"
+    ),
+    Rule("slurm_head_power_command", _matches("(/[A-Za-z0-9_.+-]+)*"), "an absolute path"),
+    Rule("slurm_head_power_bmc", lambda v: v == "" or is_ip(v) or is_domain(v), "an IP address or a host name"),
+    Rule("slurm_head_power_bmc_user", _matches("[A-Za-z0-9_.@-]{0,16}"), "up to 16 of letters, digits, _ . @ -"),
     Rule("slurm_head_shards", lambda v: 0 <= v <= 64, "0 to 64", number=True),
     Rule("_topology.block_sizes", lambda v: 1 <= v <= 65536, "1 to 65536", number=True),
     Rule("elasticsearch_heap_mb", lambda v: v == 0 or 256 <= v <= 31744, "0, or 256 to 31744", number=True),

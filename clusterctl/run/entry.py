@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from clusterctl.inventory import alerting, directory, metrics
-from clusterctl.run import context, lock
+from clusterctl.inventory import alerting, directory, metrics, slurm_power
+from clusterctl.run import context, lock, sleeping
 from clusterctl.run.context import Site
 from clusterctl.run.phases import Phase, Run, Step
 from clusterctl.ui import report
@@ -77,7 +77,8 @@ class EnsureSecrets(_Entry):
     def run(self, run: Run) -> None:
         inventory = run.site.inventory
         secrets.ensure(inventory.directory, inventory.cluster_name)
-        needed = alerting.secrets(inventory) | metrics.secrets(inventory) | directory.secrets(inventory)
+        needed = alerting.secrets(inventory) | metrics.secrets(inventory)
+        needed |= directory.secrets(inventory) | slurm_power.secrets(inventory)
         secrets.require(inventory.directory, needed)
 
 
@@ -265,6 +266,7 @@ class Preflight(_Entry):
                 run.expected_roles,
                 self.proves,
                 options.forks,
+                None if options.planned else lambda names: sleeping.rouse(run, names),
             )
         except PreflightError as error:
             raise PreflightError(redacted(error.problems), error.hint) from None
@@ -308,7 +310,8 @@ def _leave_out(run: Run) -> None:
 def contact_phases(*, leaves_out: bool = False) -> tuple[Phase, ...]:
     """Return the phases before the checks of the nodes."""
     started = PrepareAnsible(leaves_out=leaves_out)
-    return Authorise(), LockDirectory(), started, EnsureSecrets(), CheckHostKeys(), ConfirmHead(), LockHead()
+    woken = sleeping.WakeUp()
+    return Authorise(), LockDirectory(), started, EnsureSecrets(), CheckHostKeys(), ConfirmHead(), LockHead(), woken
 
 
 CONTACT = contact_phases()

@@ -4,7 +4,7 @@ A check is a function that yields findings. `_whole` and `evaluate` list the che
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,7 @@ def preflight(
     compared: Collection[str] = (),
     with_state: bool = False,
     at_once: int | None = None,
+    rouse: Callable[[Sequence[str]], Collection[str]] | None = None,
 ) -> Contact:
     """Contact the hosts (default: all), `at_once` at the same time, and evaluate them.
 
@@ -84,6 +85,7 @@ def preflight(
     `adopt`: report unmanaged software as a warning. None for a verb that replaces nothing: do not report it.
     `new_head`: the same for a head that has lost its records of the cluster's jobs.
     `refused`: see contact.ask. `compared`: hosts to compare with their records. `with_state`: ask for all digests.
+    `rouse`: wakes sleeping workers and returns them, to be contacted again.
     """
     records = hardware.load_all(inventory.directory)
     label = secrets.label(inventory.directory) if (inventory.directory / secrets.FILE).exists() else ""
@@ -97,6 +99,9 @@ def preflight(
         return contact.ask(host, access, options, (refused or {}).get(host.name))
 
     answers = each(hosts, ask, at_once)
+    if rouse and (silent := [host.name for host in hosts if host.is_worker and _is_unreachable(answers[host.name])]):
+        woken = rouse(silent)
+        answers |= each([host for host in hosts if host.name in woken], ask, at_once)
     findings = [finding for host in hosts for finding in evaluate(host, answers[host.name], label, adopt)]
     facts = {name: answer.facts for name, answer in answers.items() if answer.facts}
     findings += _clocks(facts, inventory.head.name, records)
@@ -167,9 +172,13 @@ def _unfit(
     blocked = {one.node for one in findings if one.check == mount_checks.CHECK}
     own = [one for one in findings if not one.warning and one.check != mount_checks.CHECK]
     other = {one.node for one in own if one is not unconfined.get(one.node)}
-    unfit = {name for name in optional if any(e.failure in UNREACHABLE for e in answers[name].errors)}
+    unfit = {name for name in optional if _is_unreachable(answers[name])}
     unfit |= optional & (unconfined.keys() | blocked) - other
     return unfit if unfit != set(answers) else set()  # if all nodes would be skipped, the run must stop
+
+
+def _is_unreachable(answer: Answer) -> bool:
+    return any(error.failure in UNREACHABLE for error in answer.errors)
 
 
 def record(inventory: Inventory, found: Contact, refresh: Collection[str] = ()) -> list[Path]:

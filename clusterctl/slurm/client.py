@@ -4,11 +4,11 @@ import re
 import secrets
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 
 from clusterctl.nodes.head_commands import HeadCommands
-from clusterctl.slurm.state import STATES, parse_ledger, parse_states
+from clusterctl.slurm.state import STATES, parse_ledger, parse_states, sleep_of
 from clusterctl.util.errors import HeadFailed
 from clusterctl.util.text import duration, plural, printable
 
@@ -48,6 +48,10 @@ def _down(node: str, reason: str) -> list[str]:
     return ["scontrol", "update", f"NodeName={node}", "State=DOWN", f"Reason=clusterctl: {reason}"]
 
 
+def _wake(nodes: Sequence[str]) -> list[str]:
+    return ["scontrol", "update", f"NodeName={','.join(nodes)}", "State=POWER_UP"]
+
+
 _PARTITIONS = ("sinfo", "--noheader", "--all", "--format=%a")
 _SERVING = {"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "RESERVED"}
 """The states of a node that gets jobs, while it is reserved only those of the reservation."""
@@ -85,6 +89,39 @@ class SlurmController(HeadCommands):
         status, out, _ = self._try(*STATES, f"--nodes={node}")
         words = parse_states(out).get(node, ()) if status == 0 else ()
         return bool(words) and not {"DOWN", "NOT_RESPONDING", "UNKNOWN", "FUTURE", "POWERED_DOWN"} & {*words}
+
+    def sleeping(self, nodes: Collection[str]) -> dict[str, str]:
+        """Return those of these nodes that power saving has switched off: `asleep`, or `waking`; none without Slurm."""
+        status, out, _ = self._try(*STATES)
+        states = parse_states(out) if status == 0 else {}
+        return {name: sleep for name in nodes if (sleep := sleep_of(states.get(name, ())))}
+
+    def wake(self, nodes: Sequence[str], seconds: float) -> None:
+        """Wake nodes and wait at most so long until slurmctld hears from them; a node that does not wake is then down.
+
+        Slurm ignores the command for a node that is still shutting down.
+        """
+        deadline = time.monotonic() + seconds
+        while (sleep := self.sleeping(nodes)) and time.monotonic() < deadline:
+            if asleep := [name for name, what in sleep.items() if what == "asleep"]:
+                self._run(*_wake(asleep))
+            time.sleep(POLL_SECONDS)
+
+    def keep_awake(self, nodes: Collection[str]) -> None:
+        """Let the idle time of idle nodes begin again.
+
+        Only the state IDLE sets it in all releases (update_node in src/slurmctld/node_mgr.c). It would also end a
+        drain, so it is only for nodes without any other state.
+        """
+        states = parse_states(self._run(*STATES))
+        if idle := [name for name in nodes if states.get(name) == ("IDLE",)]:
+            self._try("scontrol", "update", f"NodeName={','.join(idle)}", "State=IDLE")  # one may have a job now
+
+    def power_saving(self) -> dict[str, int]:
+        """Return the seconds of SuspendTime, SuspendTimeout and ResumeTimeout; those that are off are left out."""
+        shown = self._run("scontrol", "show", "config")
+        found = re.findall(r"(?m)^(SuspendTime|SuspendTimeout|ResumeTimeout)\s*= (\d+) sec", shown)
+        return {name: int(value) for name, value in found}
 
     def in_service(self) -> set[str]:
         """Return the nodes that get jobs: slurmctld hears from them, and the ledger has them without a cause.
@@ -149,6 +186,11 @@ class SlurmController(HeadCommands):
     def drain_command(cause: str, nodes: Sequence[str], reason: str) -> str:
         """Return the command that drains nodes."""
         return "sudo " + shlex.join([DRAIN, cause, "--out", ",".join(nodes), "--reason", reason])
+
+    @staticmethod
+    def wake_command(nodes: Sequence[str]) -> str:
+        """Return the command that wakes nodes."""
+        return "sudo " + shlex.join(_wake(nodes))
 
     @staticmethod
     def mark_down_commands(nodes: Sequence[str], reason: str) -> list[str]:

@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from clusterctl.nodes.session import ContactError, Session
@@ -14,6 +14,9 @@ _OUT_OF_SERVICE = frozenset(
     {"DOWN", "DRAIN", "DRAINED", "DRAINING", "ERROR", "FAIL", "FAILING", "FUTURE", "INVAL", "INVALID", "INVALID_REG"}
     | {"MAINTENANCE", "NOT_RESPONDING", "POWERED_DOWN", "POWERING_DOWN", "REBOOT_ISSUED", "UNKNOWN"}
 )
+# States of a node that power saving switches off and on: NOT_RESPONDING until it is back.
+_ASLEEP = frozenset({"POWERED_DOWN", "POWERING_DOWN"})
+_WAKING = frozenset({"POWERING_UP", "POWER_UP", "NOT_RESPONDING"})
 # Bytes; enough for 5000 nodes or a queue of 100,000 jobs.
 _MAX_SLURM_REPLY = 32 << 20
 _SLURM_SECONDS = 15.0
@@ -48,8 +51,14 @@ class SlurmNode:
         return {}
 
     @property
+    def sleep(self) -> str:
+        """Return `asleep` or `waking` if power saving has switched the node off, empty if not."""
+        return sleep_of(self.state)
+
+    @property
     def in_service(self) -> bool:
-        return not _OUT_OF_SERVICE & set(self.state)
+        """Return whether jobs can start on the node; one that sleeps is woken for them."""
+        return not (_OUT_OF_SERVICE - (_ASLEEP | _WAKING if self.sleep else frozenset())) & set(self.state)
 
     def why(self) -> list[str]:
         """Return why the node is not in service, one line for each cause."""
@@ -131,6 +140,16 @@ def _first_line(output: str) -> str:
     if _UNCONFIGURED in output:
         return "Slurm is not set up on the head: no slurm.conf"
     return next((printable(line, 200) for line in output.splitlines() if line.strip()), "")
+
+
+def sleep_of(state: Collection[str]) -> str:
+    """Return `asleep` or `waking` for the states of a node that power saving has switched off, else empty.
+
+    A node that did not wake is down (power_save.c in src/slurmctld of Slurm 24.11).
+    """
+    if "DOWN" in state or not {"POWERING_UP", *_ASLEEP} & {*state}:
+        return ""
+    return "waking" if {"POWERING_UP", "POWER_UP"} & {*state} else "asleep"
 
 
 def parse_states(answer: str) -> dict[str, tuple[str, ...]]:

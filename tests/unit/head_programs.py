@@ -17,6 +17,7 @@ FOLDERS = [
         "landing_page",
         "node_exporter",
         "slurm_exporter",
+        "slurm_head",
     )
 ]
 

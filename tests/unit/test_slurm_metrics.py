@@ -124,6 +124,10 @@ def test_jobs_wait_in_each_of_their_partitions() -> None:
         ("IDLE+NOT_RESPONDING", "not_responding"),
         ("IDLE+MAINTENANCE+RESERVED", "maintenance"),
         ("UNKNOWN+NOT_RESPONDING", "not_responding"),
+        ("IDLE+POWERING_DOWN", "asleep"),
+        ("IDLE+DRAIN+POWERED_DOWN", "asleep"),
+        ("ALLOCATED+POWERING_UP+NOT_RESPONDING", "waking"),
+        ("DOWN+POWERED_DOWN", "down"),
     ],
 )
 def test_states(text: str, state: str) -> None:
