@@ -53,6 +53,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/cluster/test_job_examples.py",
         "tests/cluster/test_login_nodes.py",
         "tests/cluster/test_placement.py",
+        "tests/cluster/test_sleep.py",
         "tests/cluster/test_slurm_changes.py",
         "tests/cluster/test_slurm_heads.py",
         "tests/cluster/test_slurm_policy.py",
@@ -146,7 +147,7 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"roles/(containerd|containers|dcgm_exporter|gpu_health|nvidia_\w+)/", ("gpu", "kubernetes", "roles")),
     (r"plugins/.*/(slurm_(accounts|limits|reservations)|users)\.py$", ("roles", "slurm")),
     (
-        r"clusterctl/(inventory/(directory|login_nodes|slurm_(heads|limits|policy|reservations|rest))"
+        r"clusterctl/(inventory/(directory|login_nodes|slurm_(heads|limits|policy|power|reservations|rest))|run/sleeping"
         r"|nodes/(probe/)?people|nodes/probe/reservations"
         r"|slurm/(by_hand|quota)|commands/quota\w*)\.py$",
         ("slurm",),

@@ -54,6 +54,7 @@ SUBJECTS = {
     "login": "Login nodes",
     "storage": "Storage: shared directories and scratch",
     "identity": "People of a directory",
+    "power": "Idle nodes that sleep",
     "kubernetes": "Kubernetes and pods",
     "gpu": "GPU settings and MIG",
     "driver": "NVIDIA's driver and CUDA",

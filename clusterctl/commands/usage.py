@@ -54,6 +54,18 @@ _OF_SLURM = {
     "node_allocated": f"{_ALLOCATED} and {_ALL_MEASURED}",
     "node_idle": f"clamp_min({_ALLOCATED} - {_BUSY}, 0) and {_ALL_MEASURED}",
 }
+# Watts of the GPUs that jobs hold, and their number. Slurm's numbers of GPUs are DCGM's only on nodes without MIG.
+_POWER = "max by (node, gpu) (DCGM_FI_DEV_POWER_USAGE)"
+_WITHOUT_MIG = f"(count by (node) ({_POWER}) == sum by (node) (max by (node, use) (slurm_node_gpus)))"
+
+
+def _energy(by: str) -> dict[str, str]:
+    """Return the queries of what GPUs use, by a label of their jobs; older metrics do not have it."""
+    held = f'max by (node, gpu, {by}) (slurm_job_gpu{{{by}!=""}})'
+    power = f"({held} * on (node, gpu) group_left () {_POWER} and on (node) {_WITHOUT_MIG})"
+    return {"job_watts": f"sum by ({by}) {power}", "job_measured": f"count by ({by}) {power}"}
+
+
 # Each head exports the same numbers.
 _OF_POD = 'max by (instance, gpu, namespace) (DCGM_FI_DEV_GPU_UTIL{namespace!=""})'
 _OF_KUBERNETES = {
@@ -111,7 +123,7 @@ def collect(inventory: Inventory, access: Access, period: Period, by: str, recor
     if SLURM in inventory.schedulers:
         with Accounting.connect_any(inventory.in_group(SLURM.head), access) as head:
             tally = head.tally(period, by)
-    measures = _measure(inventory, access, period)
+    measures = _measure(inventory, access, period, _energy(by))
     reports = []
     if tally:
         reports.append(of_slurm(tally, measures, capacity_of(inventory, SLURM, records), period))
@@ -121,10 +133,10 @@ def collect(inventory: Inventory, access: Access, period: Period, by: str, recor
     return Usage(inventory.cluster_name, period, tuple(reports), code)
 
 
-def _measure(inventory: Inventory, access: Access, period: Period) -> Measures | None:
+def _measure(inventory: Inventory, access: Access, period: Period, energy: Mapping[str, str]) -> Measures | None:
     """Return the sums of the first Prometheus that answers, or the first error; None without monitoring."""
     queries = dict(_BY_NODE)
-    for kind, more in ((SLURM, _OF_SLURM), (KUBERNETES, _OF_KUBERNETES)):
+    for kind, more in ((SLURM, {**_OF_SLURM, **energy}), (KUBERNETES, _OF_KUBERNETES)):
         queries |= more if kind in inventory.schedulers else {}
     first = None
     for host in inventory.in_group(prometheus.GROUP):
@@ -157,9 +169,11 @@ def capacity_of(inventory: Inventory, kind: Kind, records: Mapping[str, Hardware
 def of_slurm(tally: Tally, measures: Measures | None, capacity: Capacity, period: Period) -> Report:
     """Return the report of Slurm's jobs."""
     hours = capacity.gpus * period.hours
-    groups = _sorted(_of_sums(name, sums, hours) for name, sums in tally.groups.items())
+    groups = _sorted(_of_sums(name, sums, hours, measures) for name, sums in tally.groups.items())
     nodes = tuple(_nodes(measures, capacity.nodes, "node_idle"))
     total = replace(_of_sums("Total", tally.total, hours), **_of_nodes(measures, capacity.nodes))
+    if known := [group.gpu_energy_joules for group in groups if group.gpu_energy_joules is not None]:
+        total = replace(total, gpu_energy_joules=sum(known))
     allocated = _hours(measures, "node_allocated", capacity.nodes)
     if measures and allocated:
         total = replace(total, idle_gpu_hours=_hours(measures, "node_idle", capacity.nodes))
@@ -170,6 +184,7 @@ def of_slurm(tally: Tally, measures: Measures | None, capacity: Capacity, period
     notes = [
         *_capacity_notes(capacity),
         *_energy_notes(tally.total),
+        *_gpu_energy_notes(measures, tally),
         *_measure_notes(measures, nodes, capacity, period),
     ]
     if nodes and not allocated:
@@ -224,8 +239,9 @@ def of_kubernetes(measures: Measures | None, capacity: Capacity, period: Period)
     )
 
 
-def _of_sums(name: str, sums: Sums, capacity_hours: float) -> Group:
+def _of_sums(name: str, sums: Sums, capacity_hours: float, measures: Measures | None = None) -> Group:
     hours = sums.gpu_seconds / 3600
+    is_measured = measures is not None and name in measures.labels("job_watts")
     return Group(
         name=name,
         gpu_hours=hours,
@@ -238,6 +254,7 @@ def _of_sums(name: str, sums: Sums, capacity_hours: float) -> Group:
         waiting=sums.waiting,
         energy_joules=sums.joules if sums.measured else None,
         energy_jobs=sums.measured,
+        gpu_energy_joules=measures.hours("job_watts", name) * 3600 if measures and is_measured else None,
     )
 
 
@@ -298,6 +315,12 @@ def _energy_notes(total: Sums) -> Iterator[str]:
         yield "energy: Slurm measured it for no job (AcctGatherEnergyType)"
     elif total.measured < total.jobs:
         yield f"energy: measured for {total.measured} of {plural(total.jobs, 'job')}; the others are not in the sums"
+
+
+def _gpu_energy_notes(measures: Measures | None, tally: Tally) -> Iterator[str]:
+    if measures and (found := sum(measures.hours("job_measured", name) for name in tally.groups)):
+        of_jobs = f"{found:.1f} of {tally.total.gpu_seconds / 3600:.1f} GPU-hours of jobs"
+        yield f"GPU energy: measured for {of_jobs}; CPUs, memory, fans and GPUs without a job are not in it"
 
 
 def _measure_notes(

@@ -24,6 +24,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "wait_p95_seconds": ("95 % wait", roughly),
     "waiting": ("Waiting", str),
     "energy_joules": ("Energy", lambda joules: f"{joules / 3.6e6:.1f} kWh"),
+    "gpu_energy_joules": ("GPU energy", lambda joules: f"{joules / 3.6e6:.1f} kWh"),
     "utilisation": ("Utilised", lambda share: percent(share)),
     "idle_gpu_hours": ("Idle GPU hours", lambda hours: f"{hours:.1f}"),
 }

@@ -13,6 +13,7 @@ class Group:
 
     `share` is of the capacity, `idle_gpu_hours` are allocated GPUs that computed nothing. Waits are those of the jobs
     that began; `waiting` is the number of jobs that still wait. `energy_jobs` is the number of jobs in `energy_joules`.
+    `gpu_energy_joules` is what GPUs used while they were allocated, without the rest of their nodes.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Group:
     waiting: int | None = None
     energy_joules: float | None = None
     energy_jobs: int | None = None
+    gpu_energy_joules: float | None = None
     utilisation: float | None = None
     idle_gpu_hours: float | None = None
 

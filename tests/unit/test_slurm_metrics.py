@@ -297,8 +297,9 @@ BOBS = (
     "NodeList=gpu[01-02] BatchHost=gpu01 NumNodes=2 NumCPUs=2 JOB_GRES=gpu:a100:2   Nodes=gpu01 CPU_IDs=1 Mem=1 "
     "GRES=gpu:a100:1(IDX:2)   Nodes=gpu02 CPU_IDs=0 Mem=1 GRES=gpu:a100:1(IDX:0) MinCPUsNode=1 \n"
 )
-OF_ALICE = ['slurm_job_gpu{job_id="2",node="gpu01",gpu="0"} 1', 'slurm_job_gpu{job_id="2",node="gpu01",gpu="1"} 1']
-OF_BOB = ['slurm_job_gpu{job_id="3",node="gpu01",gpu="2"} 1', 'slurm_job_gpu{job_id="3",node="gpu02",gpu="0"} 1']
+_ALICES, _BOBS = (f'user="{user}",account="cluster",partition="main"}} 1' for user in ("alice", "bob"))
+OF_ALICE = [f'slurm_job_gpu{{job_id="2",node="gpu01",gpu="{gpu}",{_ALICES}' for gpu in (0, 1)]
+OF_BOB = [f'slurm_job_gpu{{job_id="3",node="{node}",gpu="{gpu}",{_BOBS}' for node, gpu in (("gpu01", 2), ("gpu02", 0))]
 BY_USER = [
     'slurm_job_node{job_id="2",node="gpu01"} 1',
     'slurm_job_node{job_id="3",node="gpu01"} 1',

@@ -1,4 +1,4 @@
-"""Slurm's power saving: the programs that switch nodes, with a real IPMI client and a simulated BMC, and their settings."""
+"""Slurm's power saving: the programs that switch nodes, with a real IPMI client and a simulated BMC; their settings."""
 
 import json
 import os
@@ -62,13 +62,15 @@ def run(
     return int(end.value.code or 0)
 
 
+SITE = """echo "$1 $2" >> {}/done
+test "$2" != gpu01 || {{ echo broken; exit 3; }}"""
+
+
 @pytest.mark.proves("power", "A node that cannot be switched does not stop the others; unknown names are refused.")
 def test_power__one_node_fails__others_are_switched(
     program: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    command = executable(
-        tmp_path / "site", f'echo "$1 $2" >> {tmp_path}/done; test "$2" != gpu01 || {{ echo broken; exit 3; }}'
-    )
+    command = executable(tmp_path / "site", SITE.format(tmp_path))
     given = "gpu01,gpu02,--help,evil"
     assert run(program, monkeypatch, tmp_path, "slurm-suspend", given, command=str(command)) == 1
     assert sorted((tmp_path / "done").read_text().splitlines()) == ["suspend gpu01", "suspend gpu02"]
@@ -200,9 +202,8 @@ def bmc(program: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.setattr(program, "BMC", str(tmp_path / "bmc.conf"))
     real = PROGRAMS / "usr/sbin/ipmipower"
     seen = f'echo "$*" >> {tmp_path}/argv'
-    executable(
-        tmp_path / "bin/ipmipower", f'{seen}\nexec {real} "$@" --workaround-flags=opensesspriv --session-timeout=3000'
-    )
+    options = "--workaround-flags=opensesspriv --session-timeout=3000"
+    executable(tmp_path / "bin/ipmipower", f'{seen}\nexec {real} "$@" {options}')
     with simulated_bmc(tmp_path) as address:
         yield address
 
@@ -326,6 +327,15 @@ def test_state__of_power_saving__is_sleep_unless_down(state: str, sleep: str, in
     assert (sleep_of(state.split("+")), node.sleep, node.in_service) == (sleep, sleep, in_service)
 
 
+# As Slurm 24.11 prints it, shortened.
+CONFIG = """\
+ResumeTimeout           = 900 sec
+SuspendRate             = 20 nodes/min
+SuspendTime             = 600 sec
+SuspendTimeout          = 30 sec
+"""
+
+
 class Head:
     """Slurm's commands on a head; a node that is shutting down ignores a command to wake (simulated)."""
 
@@ -337,9 +347,8 @@ class Head:
         if argv[0] == "sinfo":
             rows = [f"{name} {later.pop(0) if len(later) > 1 else later[0]}" for name, later in self.states.items()]
             return 0, "\n".join(rows), ""
-        if argv[:3] == ["scontrol", "show", "config"] or tuple(argv[:3]) == ("scontrol", "show", "config"):
-            lines = "SuspendTime             = 600 sec\nSuspendTimeout          = 30 sec\nResumeTimeout           = 900 sec\n"
-            return 0, f"{lines}SuspendRate             = 20 nodes/min\n", ""
+        if tuple(argv) == ("scontrol", "show", "config"):
+            return 0, CONFIG, ""
         self.updates.append(" ".join(argv[2:]))
         return 0, "", ""
 

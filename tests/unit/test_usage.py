@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import paramiko
 import pytest
@@ -25,9 +26,11 @@ from clusterctl.nodes.remote import Access
 from clusterctl.slurm.accounting import Tally
 from clusterctl.ui.screen import Screen
 from clusterctl.util.period import DAY
+from tests import programs
 from tests.labs import REPOSITORY
 
 from .ssh_server import Server, ed25519, host, inventory, known, listening
+from .test_alerts import promtool
 from .test_cli import clusterctl
 from .test_hardware import node as recorded
 from .test_slurm_accounting import ONE_GPU, PERIOD, SINCE, line, tally
@@ -50,6 +53,8 @@ MEASURES = Measures(
         "node_gpus": {"gpu01": daily(4), "gpu02": daily(4), "gone": daily(9)},
         "node_allocated": {"gpu01": daily(4), "gpu02": daily(1)},
         "node_idle": {"gpu01": daily(3), "gpu02": daily(0)},
+        "job_watts": {"physics": daily(800), "another": daily(9)},
+        "job_measured": {"physics": daily(1)},
         "up": {"": daily(1)},
         "held": {"physics": daily(2), "default": daily(1)},
         "pod_busy": {"physics": daily(0.5)},
@@ -111,6 +116,59 @@ def test_of_slurm__metrics_of_its_nodes__are_utilisation_and_idle_gpus() -> None
     assert [node.idle_gpu_hours for node in report.nodes] == pytest.approx([3 * HOURS, 0])
     assert [day.utilisation for day in report.days] == [pytest.approx(3 / 8)] * 3
     assert {group.utilisation for group in report.groups} == {None}, "it is not known which GPU a job had"
+
+
+@pytest.mark.proves("usage", "Energy of GPUs is by account; without a measurement it is unknown, not 0.")
+def test_of_slurm__power_of_gpus_of_jobs__is_energy(tmp_path: Path) -> None:
+    (report,) = of_slurm().reports
+    energies = [group.gpu_energy_joules for group in (*report.groups, report.total)]
+    assert energies == [pytest.approx(800 * HOURS * 3600), None, pytest.approx(800 * HOURS * 3600)]
+    assert f"GPU energy: measured for {HOURS:.1f} of 144.0 GPU-hours of jobs; CPUs, memory" in "\n".join(report.notes)
+    assert f"{0.8 * HOURS:.1f} kWh" in text_of(of_slurm())
+    for measures in (None, Measures("head1: refused"), Measures()):
+        (report,) = of_slurm(measures).reports
+        assert report.total.gpu_energy_joules is None
+        assert "gpu_energy_joules" not in usage_page.columns(report)
+        assert "GPU energy" not in "\n".join(report.notes)
+
+
+# GPU 0 of gpu01 changes from alice to bob; GPU 1 has no job; gpu02 has MIG, so Slurm's number 0 is not DCGM's; two
+# heads have the same numbers.
+SERIES = """
+      - {series: 'DCGM_FI_DEV_POWER_USAGE{instance="gpu01",node="gpu01",gpu="0"}', values: "300x9 500x9"}
+      - {series: 'DCGM_FI_DEV_POWER_USAGE{instance="gpu01",node="gpu01",gpu="1"}', values: "70x19"}
+      - {series: 'DCGM_FI_DEV_POWER_USAGE{instance="gpu02",node="gpu02",gpu="0",GPU_I_ID="1"}', values: "600x19"}
+      - {series: 'DCGM_FI_DEV_POWER_USAGE{instance="gpu02",node="gpu02",gpu="0",GPU_I_ID="2"}', values: "600x19"}
+      - {series: 'slurm_node_gpus{instance="head1",node="gpu01",use="allocated"}', values: "1x19"}
+      - {series: 'slurm_node_gpus{instance="head2",node="gpu01",use="allocated"}', values: "1x19"}
+      - {series: 'slurm_node_gpus{instance="head1",node="gpu01",use="idle"}', values: "1x19"}
+      - {series: 'slurm_node_gpus{instance="head1",node="gpu02",use="allocated"}', values: "2x19"}
+      - {series: 'slurm_job_gpu{instance="head1",job_id="1",node="gpu01",gpu="0",account="a",user="alice"}', values: "1x9 stale"}
+      - {series: 'slurm_job_gpu{instance="head2",job_id="1",node="gpu01",gpu="0",account="a",user="alice"}', values: "1x9 stale"}
+      - {series: 'slurm_job_gpu{instance="head1",job_id="2",node="gpu01",gpu="0",account="a",user="bob"}', values: "_x10 1x9"}
+      - {series: 'slurm_job_gpu{instance="head1",job_id="3",node="gpu02",gpu="0",account="c",user="carol"}', values: "1x19"}
+      - {series: 'slurm_job_gpu{instance="head1",job_id="0",node="gpu01",gpu="1"}', values: "1x19"}
+"""  # noqa: E501 - a series is one line
+
+
+@pytest.mark.parametrize(
+    ("by", "minute", "watts"), [("user", 5, ("alice", 300)), ("user", 15, ("bob", 500)), ("account", 15, ("a", 500))]
+)
+def test_energy__queries__have_the_power_of_gpus_of_jobs(tmp_path: Path, by: str, minute: int, watts: Any) -> None:
+    name, value = watts
+    samples = {"job_watts": value, "job_measured": 1}
+    queries = [
+        {
+            "expr": query,
+            "eval_time": f"{minute}m",
+            "exp_samples": [{"labels": f'{{{by}="{name}"}}', "value": samples[key]}],
+        }
+        for key, query in usage._energy(by).items()
+    ]
+    head = f"evaluation_interval: 1m\ntests:\n  - interval: 1m\n    input_series:{SERIES}"
+    (tmp_path / "energy.yml").write_text(f"{head}    promql_expr_test: {json.dumps(queries)}\n")
+    done = programs.call([promtool(), "test", "rules", str(tmp_path / "energy.yml")], 60)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
