@@ -164,7 +164,7 @@ class RequireDead(Phase):
         return bool(self.names)
 
     def run(self, run: Run) -> None:
-        from clusterctl.run.preflight import UNREACHABLE
+        from clusterctl.nodes.contact import UNREACHABLE
 
         access = run.site.access
 

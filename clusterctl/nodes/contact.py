@@ -35,6 +35,7 @@ from clusterctl.workspace.hardware import Hardware
 # A package source that does not respond costs the probe 8 s; a node under load takes longer.
 PROBE_SECONDS = 40.0
 PYTHON = "/usr/bin/python3"  # as interpreter_python in ansible.cfg
+UNREACHABLE = frozenset({Failure.UNRESOLVED, Failure.NO_ROUTE, Failure.REFUSED, Failure.SILENT, Failure.CLOSED})
 _DIGESTS = mapping(text("[a-z_ ]+"), text("[0-9a-f]{64}", "a digest"), 32)
 _RECORDS = mapping(text("[a-z0-9_]+"), text("([0-9a-f]{64})?", "a digest"), probe_common.MAX_RECORDS)
 _FOR_ROOT = ("drift", "alerts", "state", "targets")
@@ -214,6 +215,11 @@ class Answer:
     facts: Facts | None = None
     errors: tuple[ContactError, ...] = ()
     release: tuple[str, str] | None = None  # os-release's ID and VERSION_ID, also without python
+
+    @property
+    def is_unreachable(self) -> bool:
+        """Return whether the node did not respond at all."""
+        return any(error.failure in UNREACHABLE for error in self.errors)
 
 
 def ask(host: Host, access: Access, options: Mapping[str, Any], refused: ContactError | None = None) -> Answer:

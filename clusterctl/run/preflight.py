@@ -14,10 +14,9 @@ from clusterctl.kubernetes import checks as kubernetes_checks
 from clusterctl.nodes import contact, prometheus, route
 from clusterctl.nodes.contact import Answer, Contact, Facts, lead
 from clusterctl.nodes.known_hosts import keys
-from clusterctl.nodes.parallel import each
 from clusterctl.nodes.remote import Access
-from clusterctl.nodes.session import ContactError, Failure
-from clusterctl.run import gpu_checks, mount_checks, pruning, system_checks
+from clusterctl.nodes.session import ContactError
+from clusterctl.run import gpu_checks, mount_checks, pruning, sleeping, system_checks
 from clusterctl.slurm import checks
 from clusterctl.util.errors import Finding, PreflightError
 from clusterctl.util.text import fold
@@ -50,7 +49,6 @@ SUPPORTED_TEXT = (
 ARCHITECTURES = ("x86_64", "aarch64")
 # Default names of installers: two nodes with one of them are no error, because role base sets the hostname.
 COMMON_HOSTNAMES = frozenset({"localhost", "debian", "ubuntu", "rocky", "almalinux", "rhel", "centos"})
-UNREACHABLE = frozenset({Failure.UNRESOLVED, Failure.NO_ROUTE, Failure.REFUSED, Failure.SILENT, Failure.CLOSED})
 WITHOUT_THEM = (
     "With --skip-unreachable the run continues without nodes that do not respond, that cannot confine jobs, "
     "or whose file server does not respond."
@@ -84,8 +82,8 @@ def preflight(
     `skip_unreachable`: skip the hosts of _unfit, with their facts. None for a verb without that option.
     `adopt`: report unmanaged software as a warning. None for a verb that replaces nothing: do not report it.
     `new_head`: the same for a head that has lost its records of the cluster's jobs.
-    `refused`: see contact.ask. `compared`: hosts to compare with their records. `with_state`: ask for all digests.
-    `rouse`: wakes sleeping workers and returns them, to be contacted again.
+    `refused`: see contact.ask. `rouse`: see sleeping.ask_awake. `compared`: hosts to compare with their records.
+    `with_state`: ask for all digests.
     """
     records = hardware.load_all(inventory.directory)
     label = secrets.label(inventory.directory) if (inventory.directory / secrets.FILE).exists() else ""
@@ -98,10 +96,7 @@ def preflight(
         options |= contact.drift_options(key) if host.name in compared else {}
         return contact.ask(host, access, options, (refused or {}).get(host.name))
 
-    answers = each(hosts, ask, at_once)
-    if rouse and (silent := [host.name for host in hosts if host.is_worker and _is_unreachable(answers[host.name])]):
-        woken = rouse(silent)
-        answers |= each([host for host in hosts if host.name in woken], ask, at_once)
+    answers = sleeping.ask_awake(hosts, ask, at_once, rouse)
     findings = [finding for host in hosts for finding in evaluate(host, answers[host.name], label, adopt)]
     facts = {name: answer.facts for name, answer in answers.items() if answer.facts}
     findings += _clocks(facts, inventory.head.name, records)
@@ -172,13 +167,9 @@ def _unfit(
     blocked = {one.node for one in findings if one.check == mount_checks.CHECK}
     own = [one for one in findings if not one.warning and one.check != mount_checks.CHECK]
     other = {one.node for one in own if one is not unconfined.get(one.node)}
-    unfit = {name for name in optional if _is_unreachable(answers[name])}
+    unfit = {name for name in optional if answers[name].is_unreachable}
     unfit |= optional & (unconfined.keys() | blocked) - other
     return unfit if unfit != set(answers) else set()  # if all nodes would be skipped, the run must stop
-
-
-def _is_unreachable(answer: Answer) -> bool:
-    return any(error.failure in UNREACHABLE for error in answer.errors)
 
 
 def record(inventory: Inventory, found: Contact, refresh: Collection[str] = ()) -> list[Path]:

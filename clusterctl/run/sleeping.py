@@ -1,13 +1,15 @@
 """Wake the workers that Slurm's power saving has switched off, and keep the workers of a run awake until it ends."""
 
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+from clusterctl.inventory.model import Host
 from clusterctl.inventory.schedulers import SLURM
 from clusterctl.inventory.slurm_power import AFTER
+from clusterctl.nodes.parallel import each
 from clusterctl.run import scheduler
 from clusterctl.run.context import Site
 from clusterctl.run.phases import Phase, Run, Step
@@ -15,6 +17,7 @@ from clusterctl.util.errors import Finding, HeadFailed, PreflightError
 from clusterctl.util.text import duration, fold
 
 if TYPE_CHECKING:
+    from clusterctl.nodes.contact import Answer
     from clusterctl.slurm.client import SlurmController
 
 _MARGIN = 30.0
@@ -85,6 +88,19 @@ def rouse(run: Run, names: Sequence[str]) -> Collection[str]:
             run.screen.say((f"  {fold(asleep)}", "bold"), f": could not be woken: {error}")
         return asleep
     return ()
+
+
+def ask_awake(
+    hosts: Sequence[Host],
+    ask: "Callable[[Host], Answer]",
+    at_once: int | None = None,
+    rouse: Callable[[Sequence[str]], Collection[str]] | None = None,
+) -> "dict[str, Answer]":
+    """Ask all hosts. `rouse` is called with those that do not respond, and returns those that it woke, to ask again."""
+    answers = each(hosts, ask, at_once)
+    silent = [host.name for host in hosts if answers[host.name].is_unreachable]
+    woken = rouse(silent) if rouse and silent else ()
+    return answers | each([host for host in hosts if host.name in woken], ask, at_once)
 
 
 class KeepAwake:

@@ -9,8 +9,6 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from clusterctl.util.text import fold
-
 _MAC = "[0-9a-f]{2}(:[0-9a-f]{2}){5}"  # InfiniBand's are longer
 
 
@@ -54,7 +52,9 @@ def problems(ways_of: Mapping[str, Mapping[str, str]], awake: Collection[str], c
     if command or not lacking:
         return []
     message = "the hardware record has no MAC address of the interface with the cluster_address of"
-    return [f"{message} {fold(lacking)}, so it could not be woken: set slurm_head_power_mac or slurm_head_power_bmc"]
+    return [
+        f"{message} {', '.join(lacking)}, so it could not be woken: set slurm_head_power_mac or slurm_head_power_bmc"
+    ]
 
 
 def exceptions(
@@ -73,7 +73,7 @@ def exceptions(
             names.update(members)
         elif members:
             counted.append(f"{_range(entry, sorted(members))}:{min(int(number), len(members))}")
-    return [*counted, *([fold(sorted(names)).replace(", ", ",")] if names else [])]
+    return [*counted, *sorted(names)]
 
 
 def _range(entry: str, names: Sequence[str]) -> str:
@@ -85,7 +85,7 @@ def _range(entry: str, names: Sequence[str]) -> str:
         return first
     if low and high.isdigit() and list(names) == [f"{stem}{n:0{len(low)}}" for n in range(int(low), int(high) + 1)]:
         return f"{stem}[{low}-{high}]"
-    found = fold(names)
+    found = ", ".join(names)
     raise AnsibleFilterError(f"slurm_head_sleep_except: {entry}: expected workers with names of one range, got {found}")
 
 

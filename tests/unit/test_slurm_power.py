@@ -13,12 +13,19 @@ from typing import Any
 import pytest
 from ansible.errors import AnsibleFilterError
 
+from clusterctl.commands import status
+from clusterctl.commands.status import NodeStatus, Status
+from clusterctl.inventory.model import Host
+from clusterctl.nodes.contact import Answer
+from clusterctl.nodes.session import ContactError, Failure
+from clusterctl.run import sleeping
 from clusterctl.slurm.client import SlurmController
-from clusterctl.slurm.state import SlurmNode, sleep_of
+from clusterctl.slurm.state import Slurm, SlurmNode, sleep_of
 from clusterctl.util import paths
 from tests import programs
 from tests.labs import REPOSITORY
 from tests.unit import head_programs
+from tests.unit.ssh_server import host
 from tests.unit.test_role_plugins import plugin
 
 POWER = plugin("filter/slurm_power")
@@ -298,7 +305,7 @@ def test_exceptions__with_and_without_numbers__are_slurms() -> None:
     groups = {"slurm_workers": workers, "a100": ["gpu02", "gpu01"], "odd": ["gpu01", "gpu03"], "one": ["gpu07"]}
     given = ["gpu05", "a100:1", "slurm_workers:3", "one:4", "gone"]
     assert POWER.exceptions(given, groups, workers, ["gpu12"]) == [
-        "gpu[01-02]:1", "gpu[01-12]:3", "gpu07:1", "gpu05,gpu12",
+        "gpu[01-02]:1", "gpu[01-12]:3", "gpu07:1", "gpu05", "gpu12",
     ]  # fmt: skip
     assert POWER.exceptions([], groups, workers, []) == []
     with pytest.raises(AnsibleFilterError, match=r"odd:1: expected workers with names of one range, got gpu01, gpu03"):
@@ -371,3 +378,34 @@ def test_keep_awake__of_drained_and_busy_nodes__leaves_them() -> None:
     controller.keep_awake(["gpu01", "gpu02", "gpu03", "gpu04"])
     assert head.updates == ["NodeName=gpu01 State=IDLE"]
     assert controller.power_saving() == {"SuspendTime": 600, "SuspendTimeout": 30, "ResumeTimeout": 900}
+
+
+@pytest.mark.proves(
+    "power", "A worker that sleeps is healthy, whatever its contact says; one that does not wake is not."
+)
+@pytest.mark.parametrize(("state", "sleep", "code"), [("IDLE+POWERED_DOWN", "asleep", 0), ("DOWN+POWERED_DOWN", "", 4)])
+def test_status__worker_that_does_not_respond__is_healthy_if_it_sleeps(state: str, sleep: str, code: int) -> None:
+    slurm = Slurm({"gpu01": SlurmNode(tuple(state.split("+")), "", {"a100": 4}, {})})
+    silent = NodeStatus("gpu01", False, problem="no answer", slurm_worker=True)
+    found = Status("aurora", (status._known(silent, slurm), NodeStatus("head1", True)), slurm, None)
+    assert (found.nodes[0].sleep, found.exit_code) == (sleep, code)
+    assert bool(found.nodes[0].problem) is (code == 4)
+    idle = 4 if sleep else 0
+    assert found.gpus() == {"a100": {"total": 4, "allocated": 0, "idle": idle, "out_of_service": 4 - idle}}
+
+
+def test_ask_awake__of_hosts_that_do_not_respond__asks_woken_ones_again(tmp_path: Path) -> None:
+    hosts = [host(1, tmp_path, name, "slurm_workers") for name in ("gpu01", "gpu02", "gpu03")]
+    asked: list[str] = []
+
+    def ask(one: Host) -> Answer:
+        asked.append(one.name)
+        responds = one.name == "gpu01" or asked.count(one.name) > 1
+        return Answer() if responds else Answer(errors=(ContactError(Failure.SILENT, "no answer"),))
+
+    answers = sleeping.ask_awake(hosts, ask, rouse=lambda names: [name for name in names if name == "gpu02"])
+    assert sorted(asked) == ["gpu01", "gpu02", "gpu02", "gpu03"]
+    assert {name: answer.is_unreachable for name, answer in answers.items()} == {
+        "gpu01": False, "gpu02": False, "gpu03": True,
+    }  # fmt: skip
+    assert sleeping.ask_awake(hosts[2:], ask, rouse=lambda names: names)["gpu03"].is_unreachable is False

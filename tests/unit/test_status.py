@@ -282,7 +282,7 @@ def test_page__cause_of_a_drain__has_its_command(cause: str) -> None:
         (out_of_service("IDLE+FAIL"), f"a reason ({RESUME})"),
         (out_of_service("MAINTENANCE"), "out of service for Slurm: a reason\n"),
         (out_of_service("DOWN+REBOOT_ISSUED"), "out of service for Slurm: a reason\n"),
-        (out_of_service("IDLE+POWERED_DOWN"), "out of service for Slurm: a reason\n"),
+        (out_of_service("IDLE+MAINTENANCE"), "out of service for Slurm: a reason\n"),
         (out_of_service("FUTURE"), "out of service for Slurm: a reason\n"),
         (cluster(slurm=Slurm()), "gpu01: not known to Slurm (clusterctl bootstrap INVENTORY)"),
         (cluster(worker=replace(WORKER, drift=drift(EDITED))), "/etc/hosts: edited (clusterctl bootstrap INVENTORY)"),
