@@ -78,8 +78,7 @@ def preflight(
     """Contact the hosts (default: all), `at_once` at the same time, and evaluate them.
 
     Raises PreflightError with all findings that are not warnings, InputError for an invalid hardware record.
-
-    `skip_unreachable`: skip the hosts of _unfit, with their facts. None for a verb without that option.
+    `skip_unreachable`: skip the hosts of _unfit. None for a verb without that option.
     `adopt`: report unmanaged software as a warning. None for a verb that replaces nothing: do not report it.
     `new_head`: the same for a head that has lost its records of the cluster's jobs.
     `refused`: see contact.ask. `rouse`: see sleeping.ask_awake. `compared`: hosts to compare with their records.

@@ -190,3 +190,33 @@ def test_job__on_a_node_with_these_gpus__asks_for_what_slurm_knows(
     (tmp_path / "hardware/gpu01.json").write_text(json.dumps(found))
     nodes = Cluster(tmp_path / "inventory.yaml", "debian-13").role("verify", "head1").value("__verify_nodes")
     assert nodes == {"gpu01": {"gpus": count, "confined": confined, "mpi": False}}
+
+
+def power_saving(found: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in found.items() if name.startswith(("Suspend", "Resume"))}
+
+
+@pytest.mark.proves("power", "slurm.conf has power saving only if the variable is set, as Slurm's release knows it.")
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_slurm_conf__sleep_after__has_power_saving(tmp_path: Path, system: str) -> None:
+    """SuspendExcStates comes with 23.02 (src/common/read_config.c)."""
+    for name in ("off", "on"):
+        (tmp_path / name).mkdir()
+    assert power_saving(slurm_conf(tmp_path / "off", system)) == {}
+    found = power_saving(
+        slurm_conf(tmp_path / "on", system, slurm_head_sleep_after=600, slurm_head_sleep_except=["gpu01"])
+    )
+    states = "DOWN,DRAIN,FAIL,INVALID_REG,MAINTENANCE,NOT_RESPONDING,PLANNED"
+    old = system in {"debian-12", "ubuntu-22.04"} or system.endswith("-9")
+    assert found == {
+        "SuspendTime": "600",
+        "SuspendProgram": "/usr/local/sbin/slurm-suspend",
+        "ResumeProgram": "/usr/local/sbin/slurm-resume",
+        "ResumeFailProgram": "/usr/local/sbin/slurm-resume-failed",
+        "SuspendTimeout": "300",
+        "ResumeTimeout": "900",
+        "SuspendRate": "20",
+        "ResumeRate": "20",
+        "SuspendExcNodes": "gpu01",
+        **({} if old else {"SuspendExcStates": states}),
+    }
