@@ -55,6 +55,7 @@ SUBJECTS = {
     "storage": "Storage: shared directories and scratch",
     "identity": "People of a directory",
     "power": "Idle nodes that sleep",
+    "heads": "Two heads of Slurm",
     "kubernetes": "Kubernetes and pods",
     "gpu": "GPU settings and MIG",
     "driver": "NVIDIA's driver and CUDA",

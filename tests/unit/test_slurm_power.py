@@ -38,7 +38,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The program of the head, whose lines for the journal are kept in `said`."""
     found = head_programs.load("slurm-power")
     monkeypatch.setattr(found, "said", [], raising=False)
-    monkeypatch.setattr(found, "log", found.said.append)  # type: ignore[attr-defined]
+    monkeypatch.setattr(found, "log", found.said.append)
     monkeypatch.setattr(found, "POLL", 0.1)
     return found
 
@@ -380,9 +380,7 @@ def test_keep_awake__of_drained_and_busy_nodes__leaves_them() -> None:
     assert controller.power_saving() == {"SuspendTime": 600, "SuspendTimeout": 30, "ResumeTimeout": 900}
 
 
-@pytest.mark.proves(
-    "power", "A worker that sleeps is healthy, whatever its contact says; one that does not wake is not."
-)
+@pytest.mark.proves("power", "A worker that sleeps is healthy without contact; one that does not wake is not.")
 @pytest.mark.parametrize(("state", "sleep", "code"), [("IDLE+POWERED_DOWN", "asleep", 0), ("DOWN+POWERED_DOWN", "", 4)])
 def test_status__worker_that_does_not_respond__is_healthy_if_it_sleeps(state: str, sleep: str, code: int) -> None:
     slurm = Slurm({"gpu01": SlurmNode(tuple(state.split("+")), "", {"a100": 4}, {})})
