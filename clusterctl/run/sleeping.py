@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 _MARGIN = 30.0
 """Seconds between Slurm's time limit for a node and the end of the wait for it."""
-_REPEAT = 60.0
-"""Seconds after which nodes are kept awake again, or less if they sleep after less than four times that."""
+_REPEAT = 15.0
+"""Seconds after which nodes are kept awake again: a quarter of the shortest slurm_head_sleep_after."""
 
 
 class WakeUp(Phase):
@@ -42,10 +42,8 @@ class WakeUp(Phase):
 
     def run(self, run: Run) -> None:
         names = _workers(run.site)
-        with suppress(HeadFailed), _connect(run.site) as controller:
-            times = controller.power_saving()
-            if "SuspendTime" in times:
-                run.stack.enter_context(KeepAwake(run.site, names, min(_REPEAT, times["SuspendTime"] / 4)))
+        # Also if Slurm has no power saving yet: it counts the time before the run that switches it on.
+        run.stack.enter_context(KeepAwake(run.site, names))
         rouse(run, names)
 
     def plan(self, run: Run) -> None:
@@ -106,8 +104,8 @@ def ask_awake(
 class KeepAwake:
     """Keep workers awake from a thread, as a context manager. A head that fails is asked again later."""
 
-    def __init__(self, site: Site, names: Sequence[str], seconds: float) -> None:
-        self._site, self._names, self._seconds = site, names, seconds
+    def __init__(self, site: Site, names: Sequence[str]) -> None:
+        self._site, self._names = site, names
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True)
 
@@ -122,9 +120,9 @@ class KeepAwake:
         while not self._over.is_set():
             with suppress(HeadFailed), _connect(self._site) as controller:
                 controller.keep_awake(self._names)
-                while not self._over.wait(self._seconds):
+                while not self._over.wait(_REPEAT):
                     controller.keep_awake(self._names)
-            self._over.wait(self._seconds)
+            self._over.wait(_REPEAT)
 
 
 def _workers(site: Site) -> list[str]:

@@ -143,7 +143,7 @@ def test_plan__workers_asleep__wakes_none(lab: TestLab, bmc: Bmc) -> None:
     done = clusterctl("plan", "bootstrap", str(lab.inventory))
     assert done.returncode == 0, described(done)
     assert "gpu01, gpu02: asleep, left out of this plan" in done.stdout
-    done = clusterctl("plan", "reboot", str(lab.inventory), "gpu01")
+    done = clusterctl("plan", "remove-node", str(lab.inventory), "gpu01")
     assert done.returncode == 3, described(done)
     assert "a plan wakes no node" in done.stderr + done.stdout
     assert [bmc.is_on(node) for node in WORKERS] == [False, False]
@@ -205,3 +205,24 @@ def test_sleep__variable_removed__workers_stay_on(lab: TestLab, bmc: Bmc) -> Non
     assert [state(lab, node) for node in WORKERS] == [{"IDLE"}, {"IDLE"}]
     assert len(bmc.served) == asked
     lab.healthy()
+
+
+@pytest.mark.long
+@pytest.mark.proves("power", "The run that switches power saving on is not disturbed by it.")
+def test_sleep__variable_set_on_idle_workers__does_not_disturb_the_run(lab: TestLab, bmc: Bmc) -> None:
+    """They have been idle for longer than the variable says."""
+    asked = len(bmc.served)
+    lab.declare(*SETTINGS)
+    lab.run("bootstrap")
+    assert len(bmc.served) == asked
+    wait_for_sleep(lab, bmc)
+
+
+@pytest.mark.long
+@pytest.mark.proves("power", "A sleeping worker is woken, cleaned and removed.")
+def test_remove_node__worker_asleep__is_woken_and_cleaned(lab: TestLab, bmc: Bmc) -> None:
+    wait_for_sleep(lab, bmc)
+    lab.run("remove-node", "gpu02", "--yes")
+    assert "gpu02" not in lab.root("head1", "cat /etc/slurm/slurm.conf /etc/slurm/power.json")
+    assert lab.root("gpu02", "ls /etc/munge/munge.key 2>/dev/null || true") == ""
+    assert not bmc.is_on("gpu01")
