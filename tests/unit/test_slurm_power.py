@@ -349,8 +349,12 @@ class Head:
     def __init__(self, **states: Sequence[str]) -> None:
         self.states = {name: [*later] for name, later in states.items()}
         self.updates: list[str] = []
+        self.reasons: dict[str, str] = {}
 
     def run(self, argv: Sequence[str], **_: Any) -> tuple[int, str, str]:
+        if argv[-1] == "--format=%N %E":
+            names = argv[4].partition("=")[2].split(",")
+            return 0, "".join(f"{name} {self.reasons[name]}\n" for name in names), ""
         if argv[0] == "sinfo":
             rows = [f"{name} {later.pop(0) if len(later) > 1 else later[0]}" for name, later in self.states.items()]
             return 0, "\n".join(rows), ""
@@ -369,6 +373,14 @@ def test_wake__node_still_shuts_down__is_asked_until_it_is_back(monkeypatch: pyt
     )
     SlurmController(head, "head1").wake(["gpu01", "gpu02", "gpu03"], 60)  # type: ignore[arg-type]
     assert head.updates == ["NodeName=gpu01,gpu02 State=POWER_UP", "NodeName=gpu01 State=POWER_UP"]
+
+
+def test_woken_late__of_nodes_that_are_down__are_those_that_respond_again() -> None:
+    head = Head(gpu01=["down"], gpu02=["down+powered_down"], gpu03=["down"], gpu04=["idle"], gpu05=["down"])
+    head.reasons = {"gpu01": "ResumeTimeout reached", "gpu03": "ops: fan", "gpu05": "ResumeTimeout reached"}
+    controller = SlurmController(head, "head1")  # type: ignore[arg-type]
+    assert controller.woken_late(["gpu01", "gpu02", "gpu03", "gpu04"]) == ["gpu01"]
+    assert controller.woken_late(["gpu04"]) == []
 
 
 @pytest.mark.proves("power", "A run keeps idle workers awake, and does not undo a drain.")
