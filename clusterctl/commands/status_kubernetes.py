@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 
-from clusterctl.commands.status import Status
+from clusterctl.commands.status_report import Status
 from clusterctl.kubernetes.objects import KubernetesNode
 from clusterctl.kubernetes.state import Kubernetes, reasons
 from clusterctl.util.text import plural

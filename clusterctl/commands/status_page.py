@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from clusterctl.commands import status_kubernetes
-from clusterctl.commands.status import (
+from clusterctl.commands.status import collect
+from clusterctl.commands.status_report import (
     ABSENT,
     DEGRADED,
     HEAD_DOWN,
@@ -24,7 +25,6 @@ from clusterctl.commands.status import (
     UNRECORDED,
     NodeStatus,
     Status,
-    collect,
 )
 from clusterctl.kubernetes.objects import KubernetesNode
 from clusterctl.nodes.contact import Alert

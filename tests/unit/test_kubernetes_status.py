@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clusterctl.commands import status
-from clusterctl.commands.status import DEGRADED, HEAD_DOWN, HEALTHY, NodeStatus, Status
+from clusterctl.commands.status_report import DEGRADED, HEAD_DOWN, HEALTHY, NodeStatus, Status
 from clusterctl.inventory import model as inventory
 from clusterctl.kubernetes.objects import KubernetesNode, Pod
 from clusterctl.kubernetes.state import Kubernetes

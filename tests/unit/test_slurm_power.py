@@ -14,7 +14,7 @@ import pytest
 from ansible.errors import AnsibleFilterError
 
 from clusterctl.commands import status
-from clusterctl.commands.status import NodeStatus, Status
+from clusterctl.commands.status_report import NodeStatus, Status
 from clusterctl.inventory.model import Host
 from clusterctl.nodes.contact import Answer
 from clusterctl.nodes.session import ContactError, Failure

@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clusterctl.commands import status, status_page, upgrade
-from clusterctl.commands.status import DEGRADED, HEAD_DOWN, HEALTHY, NodeStatus, Status
+from clusterctl.commands.status_report import DEGRADED, HEAD_DOWN, HEALTHY, UNRECORDED, NodeStatus, Status
 from clusterctl.nodes.contact import Alert, Alerts, Drift, Item
 from clusterctl.nodes.probe import common as probe_common
 from clusterctl.nodes.probe import prometheus as probe_prometheus
@@ -290,7 +290,7 @@ def test_page__cause_of_a_drain__has_its_command(cause: str) -> None:
             replace(cluster(worker=replace(WORKER, differences=("GPUs: 3",))), given="au rora/x.yaml"),
             "GPUs: 3 (if that is right: rm 'au rora'/hardware/gpu01.json && clusterctl bootstrap 'au rora/x.yaml')",
         ),
-        (cluster(worker=replace(WORKER, differences=(status.UNRECORDED,))), "(clusterctl bootstrap INVENTORY)"),
+        (cluster(worker=replace(WORKER, differences=(UNRECORDED,))), "(clusterctl bootstrap INVENTORY)"),
     ],
 )
 def test_page__fault__has_its_remedy(one: Status, told: str) -> None:
