@@ -406,7 +406,7 @@ all:
 inventory(
     {
         "Structure: host in no group": "is in no group, so nothing would be installed on it",
-        "Structure: two heads": "more than one head, got head1, head2, expected one host",
+        "Structure: two heads": "two heads need slurm_head_state_directory, which head1 does not have",
         "Structure: duplicate address": "got 10.0.0.10, which is also head1's",
         "Structure: duplicate address by a name": "got gpu02, which is also gpu03's",
         "Structure: duplicate address inside the cluster": "got 10.0.0.10, which is also head1's (set a different",
@@ -631,6 +631,45 @@ for _line, _text, _said in (
     ("ranges of ranges", good("gpu[02:04]", "§n[1:9999][1:9999][1:9999]"), "too many hosts, expected at most 5000"),
 ):
     inventory({f"Structure: {_line}": _said}, _text)
+
+TWO_HEADS = """\
+all:
+  vars: {cluster_name: aurora%s}
+  children:
+    slurm_head:
+      hosts:
+        head1: {ansible_host: 10.0.0.10, slurm_head_state_directory: /shared/slurm}
+%s
+    slurm_workers: {hosts: {gpu01: {ansible_host: 10.0.0.11}}}
+"""
+HEAD2 = "        head2: {ansible_host: 10.0.0.9, slurm_head_state_directory: %s}"
+inventory(
+    {"Structure: three heads": "more than two heads, got head1, head2, head3"},
+    TWO_HEADS % ("", HEAD2 % "/shared/slurm" + "\n        §head3: {ansible_host: 10.0.0.8}"),
+)
+inventory(
+    {"Structure: heads with two directories": "differs between the heads, got '/shared/slurm' and '/shared/other'"},
+    TWO_HEADS % ("", HEAD2 % "§/shared/other"),
+)
+inventory(
+    {"Structure: heads with two databases": "slurm_head_database_host: differs between the heads, got '' and 'db1'"},
+    TWO_HEADS % ("", HEAD2 % "/shared/slurm, slurm_head_database_host: §db1"),
+)
+inventory(
+    {"Structure: heads with the state elsewhere": "two heads have their own StateSaveLocation"},
+    TWO_HEADS % (", slurm_head_conf_extra: {§StateSaveLocation: /srv}", HEAD2 % "/shared/slurm"),
+)
+for _path, _said in {
+    "/var/lib/slurm/state": "belongs to the head itself",
+    "/home/slurm": "belongs to the head itself",
+    "shared/slurm": 'bad path, got "shared/slurm"',
+    "/shared/../etc": 'bad path, got "/shared/../etc"',
+    '"/shared/{{ x }}"': "slurm_head_state_directory",
+}.items():
+    inventory(
+        {f"Structure: a state directory such as {_path}": _said},
+        (TWO_HEADS % ("", "")).replace(": /shared/slurm", f": §{_path}"),
+    )
 
 together(
     "Structure",

@@ -86,7 +86,7 @@ def test_nodes__of_three_heads_and_many_workers__have_addresses_of_their_own(tmp
 @pytest.mark.parametrize(
     ("settings", "v1", "message"),
     [
-        ({"heads": 3}, True, "--heads 3: a Slurm cluster has one head"),
+        ({"heads": 3}, True, "--heads 3: a Slurm cluster has one head or two"),
         ({"heads": 2, "scheduler": "kubernetes", "cgroups": 1}, True, "--heads 2: expected an odd number"),
         ({"cgroups": 1}, False, "--cgroups 1: this machine has only version 2"),
         ({"cgroups": 2, "scheduler": "kubernetes"}, True, "--cgroups 2: kubelet needs the controllers"),
