@@ -18,6 +18,7 @@ from tests.programs import described
 WORKER, CLIENT = "gpu01", "gpu02"
 """A lab has workers only; the second one becomes the login node, where alice works."""
 TIMEOUT = 15  # seconds, SlurmctldTimeout
+SAVED = 10  # seconds in which slurmctld has saved the state of jobs
 RUNNING, PENDING = 50, 50
 # Many jobs on the few cores of a worker.
 PARTITION = {"name": "main", "default": True, "options": {"DefaultTime": "UNLIMITED", "OverSubscribe": "FORCE:32"}}
@@ -61,6 +62,8 @@ def lab() -> Iterator[TestLab]:
             f"slurm_head_partitions: {json.dumps([PARTITION])}",
         )
         lab.run("bootstrap")
+        # Slurm saves its limits, with which a back-up starts without slurmdbd, every five minutes, and then.
+        lab.ssh("head1", "sudo", "scontrol", "reconfigure")
         yield lab
 
 
@@ -116,6 +119,9 @@ def test_bootstrap__of_two_heads_again__changes_nothing(lab: TestLab) -> None:
 def test_head__killed_with_100_jobs__back_up_has_all(lab: TestLab, capsys: pytest.CaptureFixture[str]) -> None:
     lab.ssh(CLIENT, *ALICE, "sh", "-es", stdin=SUBMIT)
     wait_until(lambda: sum(job.state == "RUNNING" for job in queue(lab).values()) == RUNNING)
+    # Slurm requeues a job that is being started at that moment.
+    wait_until(lambda: lab.root(WORKER, "pgrep -u alice -fc slurm_script || :").strip() == str(RUNNING))
+    time.sleep(SAVED)
     before = queue(lab)
     assert sum(job.state == "PENDING" for job in before.values()) == PENDING
 
