@@ -46,7 +46,7 @@ _COLOURS = {HEALTHY: "green", DEGRADED: "yellow", HEAD_DOWN: "red"}
 def status_command(options: Options, every: float | None = None, topology: bool = False) -> int:
     """Print the cluster's status as text or JSON and return the exit status.
 
-    With `every`, refresh after that many seconds until Ctrl-C. With `topology`, also print GPUs' links. Raises InputError.
+    With `every`, refresh after that many seconds until Ctrl-C. With `topology`, also GPUs' links. Raises InputError.
     """
     if every is not None:
         _require_terminal(options.json)

@@ -14,8 +14,8 @@ from clusterctl.inventory import (
     kubernetes_consistency,
     login_nodes,
     metrics,
-    rules,
     slurm_heads,
+    slurm_partitions,
     slurm_policy,
     slurm_power,
     slurm_reservations,
@@ -33,7 +33,6 @@ JUMP = "cluster_jump_host"
 SETTINGS = "gpu_config"
 DIVISIONS = "gpu_config_mig_gpus"
 WORKERS = SLURM.workers
-PARTITIONS = "slurm_head_partitions"
 _WHOLE = {
     "alertmanager_mail": ("server", "from"),
     "alertmanager_release": ("version", "sha256"),
@@ -41,7 +40,6 @@ _WHOLE = {
     "prometheus_release": ("version", "sha256"),
     "slurm_head_repository": ("url", "key", "fingerprint"),
 }
-_LIMITS = ("defaulttime", "maxtime")  # options of a partition
 TOOLKITS, COMPAT = "nvidia_cuda_toolkits", "nvidia_cuda_compat"
 
 
@@ -52,9 +50,7 @@ def check(reading: Reading, whole: bool = True) -> None:
     """
     _files(reading)
     _time_zones(reading)
-    _slurm_options(reading)
-    _time_limits(reading)
-    _gpu_types(reading)
+    slurm_partitions.check(reading, _given)
     _whole_or_empty(reading)
     _slurm_source(reading)
     _accounts(reading)
@@ -81,7 +77,7 @@ def check(reading: Reading, whole: bool = True) -> None:
             slurm_rest.check(reading)
             _logging(reading)
             _package_cache(reading)
-            _partitions(reading)
+            slurm_partitions.check_nodes(reading, _given)
             slurm_topology.check(reading, _given)
             slurm_heads.check(reading)
             slurm_power.check(reading, _given)
@@ -226,61 +222,6 @@ def _time_zones(reading: Reading) -> None:
         if folders and not any(Path(folder, name).is_file() and ".." not in Path(name).parts for folder in folders):
             near = did_you_mean(name, zoneinfo.available_timezones())
             reading.refuse(node.position, "cluster_timezone", f'no time zone "{shown(name)}"', near)
-
-
-def _of_partitions(node: Node, field: str) -> list[Node]:
-    """Return the values of a field of all partitions."""
-    partitions = node.value if isinstance(node.value, list) else []
-    fields = [item for part in partitions if isinstance(part.value, dict) for item in part.value.items()]
-    return [value for key, value in fields if key == field]
-
-
-def _time_limits(reading: Reading) -> None:
-    """Refuse time limits of partitions that Slurm cannot read."""
-    for node in _given(reading, PARTITIONS):
-        for options in _of_partitions(node, "options"):
-            for key, value in options.value.items() if isinstance(options.value, dict) else ():
-                fits = isinstance(value.value, str | int) and rules.TIME_LIMIT.fullmatch(str(value.value))
-                if key.lower() in _LIMITS and not fits:
-                    message = f"got {value.describe()}, expected a time limit such as 1-12:00:00"
-                    reading.refuse(value.position, f"{PARTITIONS}.{shown(key)}", message)
-
-
-def _gpu_types(reading: Reading) -> None:
-    """Refuse types of GPUs in partitions that are not text. Which types there are is known after discovery."""
-    for node in _given(reading, PARTITIONS):
-        for value in _of_partitions(node, "gpu"):
-            for item in value.value if isinstance(value.value, list) else [value]:
-                if not isinstance(item.value, str):
-                    message = f"got {item.describe()}, expected a type of GPU such as h100, or a list of types"
-                    reading.refuse(item.position, f"{PARTITIONS}.gpu", message)
-
-
-def _partitions(reading: Reading) -> None:
-    """Check that the nodes of a partition are workers, or sub-groups of them."""
-    workers = [host.name for host in reading.hosts.values() if WORKERS in host.groups]
-    below = [name for name, group in reading.groups.items() if name == WORKERS or WORKERS in group.lineage]
-    for node in _given(reading, PARTITIONS):
-        for nodes in _of_partitions(node, "nodes"):
-            for item, _ in _texts(nodes, PARTITIONS):
-                if item.value not in [*workers, *below]:
-                    near = did_you_mean(str(item.value), [*workers, *below])
-                    message = f'not a worker or a sub-group of {WORKERS}, got "{shown(str(item.value))}"'
-                    reading.refuse(item.position, f"{PARTITIONS}.nodes", message, near)
-
-
-def _slurm_options(reading: Reading) -> None:
-    """Refuse options that no release of Slurm knows; slurmctld checks the file on the head before it is installed."""
-    known = yaml_text.load((Path(__file__).parent / "slurm_options.yaml").read_text(encoding="utf-8"))
-    for variable, names in known.items():
-        allowed = {name.lower() for name in names}
-        for node in _given(reading, variable):
-            for options in [node, *_of_partitions(node, "options")]:
-                for key in options.value if isinstance(options.value, dict) else ():
-                    if key.lower() not in allowed:
-                        near = did_you_mean(key, names)
-                        message = f'unknown option of Slurm, got "{shown(key)}"'
-                        reading.refuse(key.position, f"{variable}.{shown(key)}", message, near)
 
 
 def _whole_or_empty(reading: Reading) -> None:
