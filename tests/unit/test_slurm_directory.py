@@ -97,3 +97,106 @@ def test_names__that_sacctmgr_could_take_for_options__are_left_out(
     (said,) = follower.problems
     assert said.startswith("vision: cannot be users of Slurm: '-x', 'a=b', 'Eve'")
     assert "\n" not in said
+
+
+class Slurm:
+    """A simulated sacctmgr: associations by user and account, the changes that were asked for, and whom it refuses."""
+
+    def __init__(self, *present: tuple[str, str]) -> None:
+        self.present = {("", "v"), ("", "r"), *present}
+        self.changes: list[str] = []
+        self.refused: set[str] = set()
+
+    def __call__(self, *argv: str) -> tuple[int, str]:
+        words = argv[4:]
+        given = dict(word.split("=", 1) for word in words if "=" in word)
+        if words[:2] == ("show", "assoc"):
+            rows = sorted(self.present) if "user" not in given else []
+            return 0, "\n".join(map("|".join, rows)) if rows else "c"
+        if words[0] == "show":
+            return 0, "v"
+        self.changes.append(" ".join(words))
+        if words[0] == "add":
+            names = given["name"].split(",")
+            if self.refused & set(names):
+                return 1, "refused"
+            self.present |= {(name, given["account"]) for name in names}
+        return 0, ""
+
+
+class Run:
+    """A follower of a simulated Slurm, with the number of times that it wrote its record."""
+
+    def __init__(self, program: ModuleType, slurm: Slurm, known: Any) -> None:
+        self.follower = program.Follower.__new__(program.Follower)
+        self.follower.settings = {"cluster": "c"}
+        self.follower.known, self.follower.problems, self.writes = known, [], 0
+        self.follower.write = self.write
+        program.output = slurm  # type: ignore[attr-defined]
+
+    def write(self) -> None:
+        self.writes += 1
+
+    def change(self, wanted: dict[str, tuple[str, str]]) -> None:
+        self.follower.change(wanted, dict.fromkeys(wanted, 1), [])
+
+
+@pytest.mark.proves("identity", "Slurm gets many new people at once, and nothing is written without a change.")
+def test_change__of_many_people__is_few_commands_and_writes(program: ModuleType) -> None:
+    wanted = {f"p{number:04}": ("vision", "v") for number in range(450)}
+    slurm = Slurm()
+    run = Run(program, slurm, {})
+    run.change(wanted)
+    assert [change.split()[0] for change in slurm.changes] == ["add", "modify"] * 3
+    assert run.writes <= 6
+    assert run.follower.known == record(**dict.fromkeys(wanted, "vision"))
+    slurm.changes.clear()
+    run.writes = 0
+    run.change(wanted)
+    assert (slurm.changes, run.writes) == ([], 0)
+
+
+def test_change__with_one_whom_slurm_refuses__adds_the_others(program: ModuleType) -> None:
+    slurm = Slurm()
+    slurm.refused = {"p3"}
+    run = Run(program, slurm, {})
+    run.change({f"p{number}": ("vision", "v") for number in range(7)})
+    assert sorted(run.follower.known) == ["p0", "p1", "p2", "p4", "p5", "p6"]
+    (said,) = run.follower.problems
+    assert "name=p3 " in said
+
+
+@pytest.mark.proves("identity", "A default account that was set by hand stays.")
+def test_change__of_a_person_with_another_association__keeps_the_default(program: ModuleType) -> None:
+    slurm = Slurm(("ada", "r"))
+    run = Run(program, slurm, {})
+    run.change({"ada": ("vision", "v"), "bob": ("vision", "v")})
+    assert slurm.changes == [
+        "add user name=ada,bob account=v cluster=c",
+        "modify user where name=bob cluster=c set defaultaccount=v",
+    ]
+
+
+def test_change__of_an_association_by_hand__is_not_recorded(program: ModuleType) -> None:
+    run = Run(program, Slurm(("ada", "v")), {})
+    run.change({"ada": ("vision", "v")})
+    assert (run.follower.known, run.writes) == ({}, 0)
+
+
+def test_change__of_a_person_in_another_group__moves_the_default(program: ModuleType) -> None:
+    slurm = Slurm(("ada", "v"), ("ada", "by-hand"))
+    run = Run(program, slurm, record(ada="vision"))
+    run.change({"ada": ("robots", "r")})
+    assert slurm.changes == [
+        "add user name=ada account=r cluster=c",
+        "modify user where name=ada cluster=c set defaultaccount=r",
+        "delete user where name=ada account=v cluster=c",
+    ]
+    assert run.follower.known == record(ada="robots")
+
+
+def test_change__of_the_group_alone__changes_the_record(program: ModuleType) -> None:
+    slurm = Slurm(("ada", "v"))
+    run = Run(program, slurm, record(ada="vision"))
+    run.change({"ada": ("artists", "v")})
+    assert (slurm.changes, run.follower.known["ada"]["group"]) == ([], "artists")

@@ -29,15 +29,14 @@ ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:
 SECONDS = 60  # for each command
 ENDING = 60  # seconds in which cancelled jobs have to end
 NAME = r"[a-z_][a-z0-9_.-]{0,31}"
+MANY = 200  # people of one command
 LIKELY, PART = 2, 4  # so many departures at once, or this part of all people, are likely
+ACCEPT = ". If they have: slurm-directory --accept-departures"
 SUCCESS, REFUSED = 0, (6, 7, 10, 13)  # PAM_PERM_DENIED, _AUTH_ERR, _USER_UNKNOWN, _ACCT_EXPIRED: security/_pam_types.h
 
 
 class FollowError(Exception):
     """Slurm cannot be changed; the text says why."""
-
-
-# --- what has to change -----------------------------------------------------------------------------------------------
 
 
 def wanted_accounts(accounts, members, admitted):
@@ -92,9 +91,6 @@ def collisions(local, entries):
     return sorted(set(found))
 
 
-# --- the directory ----------------------------------------------------------------------------------------------------
-
-
 def output(*argv):
     """Return the exit status and the output of a command, None as status if it does not end in time."""
     try:
@@ -129,8 +125,8 @@ def members_of(group):
 def people(keys):
     """Return pairs of name and UID of people of the directory with these names or UIDs."""
     found = []
-    for start in range(0, len(keys), 200):
-        text = output("getent", "-s", "sss", "passwd", "--", *keys[start : start + 200])[1]
+    for start in range(0, len(keys), MANY):
+        text = output("getent", "-s", "sss", "passwd", "--", *keys[start : start + MANY])[1]
         rows = [line.split(":") for line in text.splitlines()]
         found += [(row[0], int(row[2])) for row in rows if len(row) == 7 and row[2].isdigit()]
     return found
@@ -175,9 +171,6 @@ class Pam:
         return True if status == SUCCESS else False if status in REFUSED else None
 
 
-# --- Slurm ------------------------------------------------------------------------------------------------------------
-
-
 def sacctmgr(*words):
     """Return the output of sacctmgr. Raises FollowError."""
     status, text = output("sacctmgr", "--immediate", "--noheader", "--parsable2", *words)
@@ -215,19 +208,17 @@ def cancel_jobs(name, uid):
         raise FollowError("%s: jobs have not ended yet: %s" % (name, " ".join(jobs)))
 
 
-def add(cluster, name, account):
-    """Give a person an association with an account, which becomes their default. Raises FollowError."""
-    sacctmgr("add", "user", "name=" + name, "account=" + account, "cluster=" + cluster)
-    set_default(cluster, name, account)
+def set_default(cluster, names, account):
+    """Make an account the default of people who have an association with it. Raises FollowError."""
+    people = "name=" + ",".join(names)
+    sacctmgr("modify", "user", "where", people, "cluster=" + cluster, "set", "defaultaccount=" + account)
 
 
-def set_default(cluster, name, account):
-    """Make an account a person's default. Raises FollowError."""
-    sacctmgr("modify", "user", "where", "name=" + name, "cluster=" + cluster, "set", "defaultaccount=" + account)
+def end(cluster, name, account, present, default=None):
+    """End a person's association, or delete a user who has no other one. Raises FollowError.
 
-
-def end(cluster, name, account, present):
-    """End a person's association, or delete a user who has no other one. Raises FollowError."""
+    If it is with their default account, `default` replaces that, or else one of their other accounts.
+    """
     others = sorted({one for user, one in present if user == name} - {account})
     text = sacctmgr("show", "assoc", "user=" + name, "format=cluster")
     if not others and set(text.split()) <= {cluster}:
@@ -235,11 +226,8 @@ def end(cluster, name, account, present):
         return
     if others and sacctmgr("show", "user", "name=" + name, "format=defaultaccount").strip() == account:
         # Slurm does not end the association with a user's default account.
-        set_default(cluster, name, others[0])
+        set_default(cluster, [name], default or others[0])
     sacctmgr("delete", "user", "where", "name=" + name, "account=" + account, "cluster=" + cluster)
-
-
-# --- the program ------------------------------------------------------------------------------------------------------
 
 
 class Follower:
@@ -284,8 +272,7 @@ class Follower:
             wanted, left = {}, []
         elif is_unlikely(left, self.known, wanted) and not self.accept:
             what = "%d of %d people seem to have left the directory, so no association ends: %s"
-            more = ". If they have: slurm-directory --accept-departures"
-            self.problems.append(what % (len(left), len(self.known), ", ".join(left[:8])) + more)
+            self.problems.append(what % (len(left), len(self.known), ", ".join(left[:8])) + ACCEPT)
             left = []
         self.change(wanted, found, refused + left)
 
@@ -308,14 +295,25 @@ class Follower:
             self.attempt(self.leave, name, present)
         for account in sorted({account for _, account in wanted.values()} - {one for _, one in present}):
             self.problems.append("Slurm has no account %s: list it in slurm_head_accounts" % account)
+        missing = {}
         for name, (group, account) in sorted(wanted.items()):
-            if ("", account) in present:
-                self.attempt(self.admit, name, group, account, found[name], present)
+            if ("", account) in present and (name, account) not in present:
+                missing.setdefault(account, []).append((name, {"account": account, "group": group, "uid": found[name]}))
+        for account, rows in sorted(missing.items()):
+            for start in range(0, len(rows), MANY):
+                self.add(account, dict(rows[start : start + MANY]), present)
+        for name, (group, account) in sorted(wanted.items()):
+            one = self.known.get(name)
+            if one and (name, account) in present:
+                if one["account"] != account:
+                    self.attempt(self.move, name, account, present)
+                if one["account"] == account:
+                    one.update(group=group, uid=found[name])
 
-    def attempt(self, function, name, *arguments):
-        """Change one person, and keep the record."""
+    def attempt(self, function, *arguments):
+        """Change one person or several, and keep the record."""
         try:
-            function(name, *arguments)
+            function(*arguments)
         except FollowError as error:
             self.problems.append(str(error))
         self.write()
@@ -329,19 +327,34 @@ class Follower:
             print("%s: association with %s ended" % (name, one["account"]), flush=True)
         del self.known[name]
 
-    def admit(self, name, group, account, uid, present):
-        """Give a person the association with an account, and end the recorded one with another account."""
-        cluster, before = self.settings["cluster"], self.known.get(name)
-        made = (name, account) not in present
-        if made:
-            add(cluster, name, account)
+    def add(self, account, people, present):
+        """Give people an association with an account, their default if they have no other one, and record them."""
+        cluster, names = self.settings["cluster"], sorted(people)
+        try:
+            sacctmgr("add", "user", "name=" + ",".join(names), "account=" + account, "cluster=" + cluster)
+        except FollowError as error:
+            half = len(names) // 2
+            if not half:
+                self.problems.append(str(error))
+            for some in (names[:half], names[half:]) if half else ():  # one whom Slurm refuses keeps out no other
+                self.add(account, {name: people[name] for name in some}, present)
+            return
+        new = sorted(people.keys() - {user for user, _ in present})
+        for name in names:
             print("%s: associated with %s" % (name, account), flush=True)
-        if before and before["account"] != account and (name, before["account"]) in present:
             present.add((name, account))
-            end(cluster, name, before["account"], present)
-            print("%s: association with %s ended" % (name, before["account"]), flush=True)
-        if made or before:  # one that was made by hand stays
-            self.known[name] = {"account": account, "group": group, "uid": uid}
+            self.known.setdefault(name, people[name])  # a record of another account stays until that has ended
+        self.write()
+        if new:
+            self.attempt(set_default, cluster, new, account)
+
+    def move(self, name, account, present):
+        """End the recorded association of a person who has one with another account now."""
+        before = self.known[name]["account"]
+        if (name, before) in present:
+            end(self.settings["cluster"], name, before, present, account)
+            print("%s: association with %s ended" % (name, before), flush=True)
+        self.known[name]["account"] = account
 
 
 def main(arguments):
