@@ -200,3 +200,45 @@ def test_change__of_the_group_alone__changes_the_record(program: ModuleType) -> 
     run = Run(program, slurm, record(ada="vision"))
     run.change({"ada": ("artists", "v")})
     assert (slurm.changes, run.follower.known["ada"]["group"]) == ([], "artists")
+
+
+@pytest.mark.proves("identity", "A group whose members the directory hides loses no association.")
+@pytest.mark.parametrize(
+    ("recorded", "left", "moved", "unlikely"),
+    [(1, 1, 0, False), (2, 2, 0, False), (3, 3, 0, True), (3, 2, 1, True), (20, 5, 0, False), (20, 6, 0, True)],
+)
+def test_unlikely__of_one_group__keeps_its_people_alone(
+    program: ModuleType, recorded: int, left: int, moved: int, unlikely: bool
+) -> None:
+    names = [f"p{number}" for number in range(recorded)]
+    others = [f"q{number}" for number in range(90)]
+    known = record(**dict.fromkeys(names, "robots"), **dict.fromkeys(others, "vision"))
+    wanted = dict.fromkeys([*others[1:], *names[left : left + moved]], ("vision", "v"))
+    wanted |= dict.fromkeys(names[left + moved :], ("robots", "r"))
+    gone = [*names[:left], others[0]]
+    assert not program.is_unlikely(gone, known, wanted)
+    assert program.unlikely_groups(gone, known, wanted) == ({"robots": names[:left]} if unlikely else {})
+
+
+@pytest.mark.parametrize(("accept", "ended"), [(False, ["ada"]), (True, ["ada", "p0", "p1", "p2", "p3"])])
+def test_follow__without_the_members_of_a_group__ends_what_is_likely(
+    program: ModuleType, monkeypatch: pytest.MonkeyPatch, accept: bool, ended: list[str]
+) -> None:
+    robots, vision = [f"p{number}" for number in range(4)], ["ada", *(f"q{number}" for number in range(90))]
+    follower = Run(
+        program, Slurm(), record(**dict.fromkeys(robots, "robots"), **dict.fromkeys(vision, "vision"))
+    ).follower
+    follower.accounts, follower.accept = ACCOUNTS, accept
+    follower.settings |= {"local": {}, "departed": []}
+    monkeypatch.setattr(program, "members_of", lambda group: {"vision": vision[1:], "robots": []}[group])
+    monkeypatch.setattr(program, "people", lambda names: [(name, 1) for name in names])
+    monkeypatch.setattr(program, "is_online", lambda: True)
+    monkeypatch.setattr(program.Pam, "__init__", lambda _: None)
+    monkeypatch.setattr(program.Pam, "admits", lambda *_: True)
+    leaving: list[str] = []
+    follower.change = lambda _wanted, _found, names: leaving.extend(names)
+    follower.follow()
+    assert leaving == ended
+    assert [problem for problem in follower.problems if "4 people seem to have left the group robots" in problem] == (
+        [] if accept else follower.problems
+    )

@@ -76,6 +76,18 @@ def is_unlikely(left, known, wanted):
     return bool(left) and (not wanted or len(left) > max(LIKELY, len(known) // PART))
 
 
+def unlikely_groups(left, known, wanted):
+    """Return by group the departures that are rather a fault, such as a group whose members the directory now hides."""
+    found = {}
+    for group in sorted({known[name]["group"] for name in left}):
+        recorded = [name for name, one in known.items() if one["group"] == group]
+        gone = [name for name in left if known[name]["group"] == group]
+        is_empty = all(one != group for one, _ in wanted.values())
+        if len(gone) > max(LIKELY, len(recorded) // PART) or (is_empty and len(recorded) > LIKELY):
+            found[group] = gone
+    return found
+
+
 def collisions(local, entries):
     """Return what accounts of the inventory, by name their UIDs, have in common with people of the directory.
 
@@ -274,6 +286,11 @@ class Follower:
             what = "%d of %d people seem to have left the directory, so no association ends: %s"
             self.problems.append(what % (len(left), len(self.known), ", ".join(left[:8])) + ACCEPT)
             left = []
+        elif not self.accept:
+            for group, gone in unlikely_groups(left, self.known, wanted).items():
+                what = "%d people seem to have left the group %s, so their associations do not end: %s"
+                self.problems.append(what % (len(gone), group, ", ".join(gone[:8])) + ACCEPT)
+                left = [name for name in left if name not in gone]
         self.change(wanted, found, refused + left)
 
     def members(self, group):
