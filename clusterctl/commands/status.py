@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from clusterctl.commands import health
@@ -45,12 +46,15 @@ def collect(
     `secrets_problem` is the reason. Raises InputError for an invalid hardware record.
     """
     records = hardware.load_all(inventory.directory)
-    known = people.directory(inventory, access)
-    names = {host.name: people.asked(host, known) for host in inventory.hosts}
+    known, failed = people.directory(inventory, access)
+    today = datetime.now(UTC).date()
+    names = {host.name: people.asked(host, known, today) for host in inventory.hosts}
     first = next((host.name for host in inventory.in_group(KUBERNETES.head)), "")  # all heads have the same state
     several = len(inventory.in_group(SLURM.head)) > 1
 
     def ask(host: Host) -> _Answer:
+        if error := failed.get(host.name):
+            return _Answer(replace(_unknown(host), problem=_with_hint(error, access)))
         wanted = mount_checks.of_host(inventory, host)
         options = _options(host, key) | {"people": names[host.name], "mounts": [*wanted]}
         recorded = records.get(host.name)
@@ -134,12 +138,7 @@ def _ask(
     several: bool,
 ) -> _Answer:
     """Contact a host; with `api` also ask Kubernetes' API there, with `several` heads of Slurm which is in control."""
-    known = NodeStatus(
-        host.name,
-        host.is_head,
-        slurm_worker=SLURM.workers in host.groups,
-        kubernetes=host.scheduler is KUBERNETES,
-    )
+    known = _unknown(host)
     wanted = services.of_host(host)
     try:
         with connect(host, access) as session:
@@ -171,6 +170,12 @@ def _ask(
         mounts=tuple(text for text, _ in mount_checks.problems(mounts, facts.node.mounts)),
     )
     return _Answer(node, slurm, facts.alerts, kubernetes, facts.node.people)
+
+
+def _unknown(host: Host) -> NodeStatus:
+    """Return what the inventory alone says of a node."""
+    is_worker = SLURM.workers in host.groups
+    return NodeStatus(host.name, host.is_head, slurm_worker=is_worker, kubernetes=host.scheduler is KUBERNETES)
 
 
 def _with_hint(error: ContactError, access: Access) -> str:

@@ -13,7 +13,7 @@ from clusterctl.inventory.model import Host
 from clusterctl.nodes import probe
 from clusterctl.nodes.probe import common as probe_common
 from clusterctl.nodes.remote import Access, connect
-from clusterctl.nodes.session import ContactError, Failure, Session
+from clusterctl.nodes.session import MAX_OUTPUT, ContactError, Failure, Session
 from clusterctl.util import paths
 from clusterctl.util.errors import Finding
 from clusterctl.util.text import printable
@@ -39,6 +39,7 @@ UNREACHABLE = frozenset({Failure.UNRESOLVED, Failure.NO_ROUTE, Failure.REFUSED, 
 _DIGESTS = mapping(text("[a-z_ ]+"), text("[0-9a-f]{64}", "a digest"), 32)
 _RECORDS = mapping(text("[a-z0-9_]+"), text("([0-9a-f]{64})?", "a digest"), probe_common.MAX_RECORDS)
 _FOR_ROOT = ("drift", "alerts", "state", "targets")
+_PERSON = 64  # bytes of a name and IDs in the answer
 _SHELL_MARK = "clusterctl-shell:"
 _NO_PYTHON = 97
 _SHELL = f"echo {_SHELL_MARK}; [ -x {PYTHON} ] || {{ cat /etc/os-release; exit {_NO_PYTHON}; }}; exec {PYTHON} -I -"
@@ -287,7 +288,9 @@ def _no_root(user: str, cause: str) -> ContactError:
 def _run_probe(session: Session, options: Mapping[str, Any], root: bool) -> tuple[int, str, str]:
     # By standard input, because every user of the node can see arguments.
     script = probe.program(dict(options))
-    return session.run(["/bin/sh", "-c", _SHELL], stdin=script, root=root, timeout=PROBE_SECONDS)
+    people = len(options.get("people", ()))
+    timeout, limit = PROBE_SECONDS + people // probe_common.PEOPLE_OF_A_SECOND, MAX_OUTPUT + people * _PERSON
+    return session.run(["/bin/sh", "-c", _SHELL], stdin=script, root=root, timeout=timeout, limit=limit)
 
 
 def read(host: Host, answer: str, journey: tuple[float, float]) -> Facts:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from typing import Annotated, Any
 
 from clusterctl.inventory.directory import SSSD
@@ -12,14 +13,17 @@ from clusterctl.nodes import contact
 from clusterctl.nodes.contact import PeopleIds
 from clusterctl.nodes.head_commands import HeadCommands
 from clusterctl.nodes.parallel import each
-from clusterctl.nodes.probe.common import MAX_PEOPLE
-from clusterctl.nodes.remote import Access
+from clusterctl.nodes.probe.common import MAX_DIRECTORY, MAX_PEOPLE
+from clusterctl.nodes.remote import Access, connect
+from clusterctl.nodes.session import ContactError
 from clusterctl.util.errors import HeadFailed
 from clusterctl.util.text import fold
 from clusterctl.util.untrusted import Malformed, decode, flag, mapping, nested, number, sequence, text
 
 _RECORD = "/var/lib/clusterctl/slurm-directory.json"
-_READ = ("sh", "-c", f"if [ -e {_RECORD} ]; then head -c 8000000 {_RECORD}; fi")
+_READ = ("sh", "-c", f"if [ -e {_RECORD} ]; then head -c {MAX_DIRECTORY} {_RECORD}; fi")
+SAMPLE = 64
+"""So many people of a directory does `status` ask each node for: each can be a search of the directory."""
 NAME = "[a-z_][a-z0-9_.-]{0,31}"
 
 
@@ -45,16 +49,21 @@ class Directory:
 _NOBODY = Directory({}, ())
 
 
-def directory(inventory: Inventory, access: Access) -> Directory:
-    """Return what the head knows of the directory; nothing without one, and a problem if that cannot be read."""
+def directory(inventory: Inventory, access: Access) -> tuple[Directory, dict[str, ContactError]]:
+    """Return what the head knows of the directory; nothing without one, and a problem if that cannot be read.
+
+    If the head cannot be contacted, the error is there by its name: a second contact would only take as long again.
+    """
     heads = [host for host in inventory.in_group(SLURM.head) if SSSD in host.groups]
     for head in heads:
         try:
-            with HeadCommands.connect(head, access) as commands:
-                return read(head, commands)
+            with connect(head, access) as session:
+                return read(head, HeadCommands(session, head.name)), {}
+        except ContactError as error:
+            return Directory({}, (f"people of the directory are not known: {head.name}: {error}",)), {head.name: error}
         except HeadFailed as error:
-            return Directory({}, (f"people of the directory are not known: {error}",))
-    return _NOBODY
+            return Directory({}, (f"people of the directory are not known: {error}",)), {}
+    return _NOBODY, {}
 
 
 def read(head: Host, commands: HeadCommands) -> Directory:
@@ -72,9 +81,15 @@ def declared(host: Host) -> list[str]:
     return [str(user["name"]) for user in users if user.get("state") != "absent"][:MAX_PEOPLE]
 
 
-def asked(host: Host, known: Directory) -> list[str]:
-    """Return the people whose IDs a host is asked for."""
+def asked(host: Host, known: Directory, day: date | None = None) -> list[str]:
+    """Return the people whose IDs a host is asked for: all, or of a directory with more people the SAMPLE of a day.
+
+    The samples of one day after another have all people in turn.
+    """
     of_directory = sorted(known.people) if SSSD in host.groups else []
+    if day and len(of_directory) > SAMPLE:
+        first = day.toordinal() * SAMPLE % len(of_directory)
+        of_directory = (of_directory * 2)[first : first + SAMPLE]
     return list(dict.fromkeys([*declared(host), *of_directory]))[:MAX_PEOPLE]
 
 
@@ -101,9 +116,11 @@ def differences(
 
 def compare(inventory: Inventory, hosts: Iterable[Host], access: Access) -> tuple[list[str], Directory]:
     """Ask these hosts for the IDs of people; return what differs. A host that does not respond is left out."""
-    known = directory(inventory, access)
+    hosts = [*hosts]
+    known, failed = directory(inventory, access)
     names = {host.name: asked(host, known) for host in hosts}
     options: dict[str, Any] = {name: {"people": people} for name, people in names.items()}
-    answers = each(list(hosts), lambda host: contact.ask(host, access, options[host.name]))
+    responding = [host for host in hosts if host.name not in failed]
+    answers = each(responding, lambda host: contact.ask(host, access, options[host.name]))
     found = {name: answer.facts.node.people for name, answer in answers.items() if answer.facts}
     return differences(names, found, known), known

@@ -22,7 +22,9 @@ MAX_MOUNTS = 64
 # States of a directory.
 HUNG, NOT_MOUNTED = "does not respond", "not mounted"
 MAX_PEOPLE = 1 << 14
-PEOPLE_SECONDS = 15
+MAX_DIRECTORY = MAX_PEOPLE << 9  # bytes of slurm-directory's record
+# For an answer about people, and how many more each further second is enough for: a directory is asked for one by one.
+PEOPLE_SECONDS, PEOPLE_OF_A_SECOND = 15, 50
 # Packages, besides Slurm's, whose versions preflight checks for known vulnerabilities (advisories.py).
 WATCHED = ("munge", "nvidia-container-toolkit", "nvidia-container-toolkit-base")
 Facts = Dict[str, Any]
@@ -35,11 +37,11 @@ class UnhealthyError(Exception):
     """The state of a node has no digests, because something on it does not work; the text says what."""
 
 
-def read(path: str, default: str = "") -> str:
-    """Return the stripped text of a small file, `default` if it cannot be read."""
+def read(path: str, default: str = "", size: int = 1 << 20) -> str:
+    """Return the stripped text of a file of at most `size` characters, `default` if it cannot be read."""
     try:
         with open(path, errors="replace") as file:
-            return file.read(1 << 20).strip()
+            return file.read(size).strip()
     except OSError:
         return default
 

@@ -5,7 +5,12 @@ import re
 import subprocess
 from typing import List
 
-from clusterctl.nodes.probe.common import PEOPLE_SECONDS, Facts
+from clusterctl.nodes.probe.common import PEOPLE_OF_A_SECOND, PEOPLE_SECONDS, Facts
+
+
+def people_seconds(number: int) -> int:
+    """Return for how long a node may resolve so many people."""
+    return PEOPLE_SECONDS + number // PEOPLE_OF_A_SECOND
 
 
 def people(names: List[str]) -> Facts:
@@ -22,14 +27,15 @@ def people(names: List[str]) -> Facts:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            timeout=PEOPLE_SECONDS,
+            timeout=people_seconds(len(names)),
             env=dict(os.environ, LC_ALL="C"),
         )
     except (OSError, subprocess.SubprocessError):
-        found["error"] = "it does not resolve users within %d s" % PEOPLE_SECONDS
+        found["error"] = "it does not resolve users within %d s" % people_seconds(len(names))
         return found
+    asked = set(names)
     for line in done.stdout.decode("utf-8", "replace").splitlines():
         fields = line.split(":")
-        if len(fields) == 7 and fields[0] in names and re.match(r"\d{1,10}:\d{1,10}$", ":".join(fields[2:4])):
+        if len(fields) == 7 and fields[0] in asked and re.match(r"\d{1,10}:\d{1,10}$", ":".join(fields[2:4])):
             found["ids"].setdefault(fields[0], ":".join(fields[2:4]))
     return found

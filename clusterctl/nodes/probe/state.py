@@ -10,7 +10,7 @@ import tempfile
 import time
 from typing import Callable, Dict, List, Optional, Tuple
 
-from clusterctl.nodes.probe.common import MAX_RECORDS, Facts, Questions, UnhealthyError, read
+from clusterctl.nodes.probe.common import MAX_DIRECTORY, MAX_RECORDS, Facts, Questions, UnhealthyError, read
 from clusterctl.nodes.probe.kubernetes import kubernetes_questions
 from clusterctl.nodes.probe.reservations import reservation_questions
 
@@ -194,7 +194,7 @@ def _lines_of(part: str) -> Callable[[str], Facts]:
 
 def _accounting(printed: str) -> Facts:
     """Return the accounting in Slurm without the people of a directory, whom a timer adds and removes (role sssd)."""
-    people = json.loads(read(_DIRECTORY, "{}")).get("people", {})
+    people = json.loads(read(_DIRECTORY, "{}", MAX_DIRECTORY)).get("people", {})
     rows = [line for line in printed.splitlines() if not people.keys() & set(line.split("|")[:3:2])]
     return {"accounting": sorted(rows)}
 
