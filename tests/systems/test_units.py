@@ -47,3 +47,18 @@ def test_persistenced__ubuntus_static_unit__can_be_enabled(tmp_path: Path) -> No
     assert link.is_symlink()
     assert "--no-persistence-mode" not in file["content"]
     assert {"name": "nvidia-persistenced", "restart_on": [file["dest"]]} in role.value("__nvidia_driver_units")
+
+
+@pytest.mark.parametrize(
+    ("system", "has_private"),
+    [("debian-12", True), ("debian-13", False), ("ubuntu-22.04", True), ("ubuntu-24.04", True)],
+)
+def test_sssd__sockets_that_the_package_enables__are_disabled(tmp_path: Path, system: str, has_private: bool) -> None:
+    """Units of sssd-common 2.8.2 in Debian 12 and 2.10.1 in Debian 13; Ubuntu has 2.6.3 and 2.9.4.
+
+    sssd.service wants them, and PAM's two bind to each other. autofs and sudo, which sssd.conf does not list, stay.
+    """
+    units = a_cluster(tmp_path, system).role("sssd", "head1").value("__sssd_family_units")
+    assert all((unit["state"], unit["enabled"]) == ("stopped", False) for unit in units)
+    names = {"sssd-nss.socket", "sssd-pam.socket", "sssd-ssh.socket"}
+    assert {unit["name"] for unit in units} == names | ({"sssd-pam-priv.socket"} if has_private else set())
