@@ -279,6 +279,54 @@ def test_retry__of_a_job_whose_epilog_runs__does_nothing(node: dict[str, Any]) -
     assert {*recorded()} == {"12"}
 
 
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory of all jobs' scratch, as that of a worker."""
+    monkeypatch.setattr(CLEANUP.job_scratch, "CONFIGURATION", tmp_path / "scratch")
+    monkeypatch.setattr(CLEANUP.job_scratch, "start_emptying", lambda: None)
+    (tmp_path / "scratch").write_text(f"{tmp_path}/local\n")
+    (tmp_path / "local/12").mkdir(parents=True)
+    return tmp_path / "local"
+
+
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_retry__of_a_job_that_runs_again__keeps_its_scratch(
+    node: dict[str, Any], scratch: Path, is_removed: bool
+) -> None:
+    """Of the first run a process does not end; its scratch is removed by the Epilog, or by the Prolog of the next."""
+    node["kill_left"] = [7]
+    ended = job(scratch=CLEANUP.scratch_of("12"))
+    with CLEANUP.unfinished() as jobs:
+        jobs["12"] = ended
+    if is_removed:
+        CLEANUP.clean(ended, 0.0, CLEANUP.Deadline(9))
+        assert (scratch / "12").exists() is False
+        assert recorded()["12"]["scratch"] == []
+    else:
+        CLEANUP.job_scratch.remove("12")
+    (scratch / "12").mkdir()
+    (scratch / "12/result").touch()
+    for left in ([7], []):
+        node["kill_left"] = left
+        CLEANUP.retry()
+        assert (scratch / "12/result").exists()
+    assert recorded() == {}
+
+
+def test_scratch__that_cannot_be_removed__is_removed_later(
+    node: dict[str, Any], scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: str) -> None:
+        raise OSError(30, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CLEANUP.job_scratch, "remove", fail)
+        left = cleaned(scratch=CLEANUP.scratch_of("12"))
+    assert left == "cannot remove its scratch directory: Read-only file system"
+    CLEANUP.retry()
+    assert (recorded(), (scratch / "12").exists()) == ({}, False)
+
+
 def test_main__of_any_failure__ends_well(node: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With another exit status Slurm drains the node, which nothing would resume."""
     monkeypatch.setattr(CLEANUP.os, "geteuid", lambda: 0)

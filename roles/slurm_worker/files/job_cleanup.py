@@ -216,6 +216,7 @@ def ended_job() -> Job:
         "user": os.environ.get("SLURM_JOB_USER", ""),
         "node": os.environ.get("SLURMD_NODENAME", ""),
         "gpus": [int(number) for number in numbers if number.isdecimal()],
+        "scratch": scratch_of(os.environ["SLURM_JOB_ID"]),
         "ended": int(time.time()),
         "tick": int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")),
         "needs_job": requires_job(os.environ.get("SLURM_JOB_USER", "")),
@@ -235,12 +236,28 @@ def unfinished() -> Iterator[dict[str, Job]]:
         gpu_node.write_json(STATE, jobs)
 
 
+def scratch_of(number: str) -> list[int]:
+    """Return which directory on a local disk a job has: device and inode, empty if it has none."""
+    place = job_scratch.base()
+    try:
+        found = os.lstat(place / number) if place else None
+    except OSError:
+        return []
+    return [found.st_dev, found.st_ino] if found else []
+
+
 def remove_scratch(job: Job) -> list[str]:
-    """Remove the job's directory on a local disk; return what cannot be removed. A service deletes its files."""
+    """Remove the job's directory on a local disk; return what cannot be removed. A service deletes its files.
+
+    If the job was requeued, the Prolog has removed the directory, and the one with its number is in use again.
+    """
+    if not job.get("scratch") or scratch_of(job["id"]) != job["scratch"]:
+        return []
     try:
         job_scratch.remove(job["id"])
     except OSError as error:
         return [f"cannot remove its scratch directory: {error.strerror}"]
+    job["scratch"] = []  # a later directory may have the same inode
     job_scratch.start_emptying()
     return []
 
