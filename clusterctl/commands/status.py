@@ -1,7 +1,7 @@
 """Collect the status of a cluster: a read-only contact with all nodes at once, the schedulers, and the last run."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -56,7 +56,7 @@ def collect(
         if error := failed.get(host.name):
             return _Answer(replace(_unknown(host), problem=_with_hint(error, access)))
         wanted = mount_checks.of_host(inventory, host)
-        options = _options(host, key) | {"people": names[host.name], "mounts": [*wanted]}
+        options = _options(host, key) | {"people": names[host.name], "mounts": wanted}
         recorded = records.get(host.name)
         return _ask(host, access, recorded, options, topology, wanted, api=host.name == first, several=several)
 
@@ -132,7 +132,7 @@ def _ask(
     recorded: Hardware | None,
     options: dict[str, Any],
     topology: bool,
-    mounts: Mapping[str, str],
+    mounts: mount_checks.Wanted,
     *,
     api: bool,
     several: bool,

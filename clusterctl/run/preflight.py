@@ -56,7 +56,7 @@ WITHOUT_THEM = (
 
 
 def _options(inventory: Inventory, host: Host, daemons: Sequence[str], with_state: bool) -> dict[str, Any]:
-    slurm, mounts = checks.probe_options(inventory, host, daemons), [*mount_checks.of_host(inventory, host)]
+    slurm, mounts = checks.probe_options(inventory, host, daemons), mount_checks.of_host(inventory, host)
     targets = {"targets": prometheus.access(host)} if prometheus.GROUP in host.groups else {}
     state = {"state": True, **targets} if with_state else {}
     return {"network": network_options(host, inventory), "slurm": slurm, "mounts": mounts, **state}
@@ -107,7 +107,7 @@ def preflight(
     together = [
         *_whole(inventory, access.known_hosts, facts, known),
         *unconfined.values(),
-        *mount_checks.findings(inventory, facts),
+        *mount_checks.findings(inventory, facts, mounts_them=adopt is not None),
         *gpu_checks.security(inventory, confined),
         *(() if new_head is None else checks.lost_head(inventory, facts, records, new_head)),
         *(() if new_head is None else kubernetes_checks.lost_head(inventory, facts, records, new_head)),

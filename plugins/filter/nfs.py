@@ -6,11 +6,31 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from clusterctl.inventory import mounts
+from clusterctl.nodes.probe import mounts as probe
+from clusterctl.nodes.probe.common import OTHER
+
+KINDS = ("mounted", "hidden", "unit")
 
 
 def units(wanted: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     """Return the units of mounts for node_state."""
     return [{"name": str(one["unit"])} for one in wanted]
+
+
+def found(lines: Sequence[str], wanted: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return what is on a host: files that mounts would hide, other file systems in their place, former units.
+
+    `lines` are those of the role's command: "mounted" with a line of /proc/self/mounts, "hidden" with a path, "unit"
+    with the name of a unit of the role.
+    """
+    of = {kind: [line[len(kind) + 1 :] for line in lines if line.startswith(f"{kind} ")] for kind in KINDS}
+    others = []
+    for one in wanted:
+        there = probe.mounted(of["mounted"], one["path"])
+        if there and probe.unlike(there, (one["source"], one["type"]), one["unit"] in of["unit"]) == OTHER:
+            others.append(f"{one['path']} ({there[0]})")
+    former = [name for name in of["unit"] if name not in {one["unit"] for one in wanted}]
+    return {"hidden": of["hidden"], "others": others, "former": former}
 
 
 def exports(given: Sequence[Mapping[str, Any]], options: Sequence[str]) -> list[dict[str, Any]]:
@@ -43,4 +63,5 @@ class FilterModule:
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         """Return the filters by name."""
-        return {"nfs_exports": exports, "nfs_mounts": mounts.complete, "nfs_quotas": quotas, "nfs_units": units}
+        own = {"nfs_exports": exports, "nfs_found": found, "nfs_quotas": quotas, "nfs_units": units}
+        return {"nfs_mounts": mounts.complete, **own}

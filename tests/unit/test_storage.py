@@ -14,9 +14,11 @@ import pytest
 from clusterctl.inventory import model, mounts
 from clusterctl.nodes import probe
 from clusterctl.nodes.probe import mounts as probe_mounts
-from clusterctl.nodes.probe.common import HUNG, NOT_MOUNTED
+from clusterctl.nodes.probe.common import FORMER, HIDES, HUNG, NOT_MOUNTED, OTHER
 from clusterctl.run import mount_checks
+from clusterctl.util import paths
 from tests.unit.test_gpu_health import installed
+from tests.unit.test_preflight import facts
 from tests.unit.test_role_plugins import plugin
 
 INVENTORY = """\
@@ -42,9 +44,10 @@ MOUNTINFO = """\
 
 
 def of(name: str, directory: Path, text: str = INVENTORY) -> dict[str, str]:
+    """Return the sources of a host's directories."""
     (directory / "inventory.yaml").write_text(text)
     inventory = model.load(directory / "inventory.yaml")
-    return mount_checks.of_host(inventory, inventory.host(name))
+    return {path: source for path, (source, _) in mount_checks.of_host(inventory, inventory.host(name)).items()}
 
 
 @pytest.mark.parametrize(
@@ -89,10 +92,89 @@ def table(tmp_path: Path) -> str:
     return str(tmp_path / "mounts")
 
 
+NAS = ("nas:/data", "nfs")
+
+
 def test_probe__of_directories__tells_what_is_not_there(tmp_path: Path, table: str) -> None:
-    paths = [f"{tmp_path}/a b", str(tmp_path), f"{tmp_path}/missing"]
-    states = probe_mounts.mounts(paths, table, str(tmp_path / "locks"))
-    assert states == dict(zip(paths, ["", NOT_MOUNTED, "No such file or directory"], strict=True))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "used").mkdir()
+    for name in ("a", "b\n\u2028", "c", "d"):
+        (tmp_path / "used" / name).touch()
+    states = probe_mounts.mounts(
+        {f"{tmp_path}/{name}": NAS for name in ("a b", "empty", "used", "missing")}, table, str(tmp_path / "locks")
+    )
+    assert {path.rpartition("/")[2]: state for path, state in states.items()} == {
+        "a b": "",
+        "empty": NOT_MOUNTED,
+        "used": HIDES + r"a, b\n\u2028, c",
+        "missing": "No such file or directory",
+    }
+
+
+def test_probe__of_homes_that_the_site_mounts__asks_for_no_mount(tmp_path: Path, table: str) -> None:
+    assert probe_mounts.mounts({str(tmp_path): ("", "")}, table, str(tmp_path / "locks")) == {str(tmp_path): ""}
+
+
+LOCAL, NFS, FUSE = ("/dev/sdb1", "ext4"), ("nas:/data", "nfs4"), ("nas:/data", "fuse.nfs4")
+
+
+@pytest.mark.proves("storage", "Another file system in place of a declared one is no mount of it.")
+@pytest.mark.parametrize(
+    ("there", "wanted", "is_ours", "what"),
+    [
+        (NFS, ("nas:/data", "nfs"), False, ""),
+        (NFS, ("nas:/data/", "nfs4"), False, ""),
+        (FUSE, ("nas:/data", "nfs4"), False, ""),
+        (LOCAL, ("nas:/data", "nfs4"), False, OTHER),
+        (LOCAL, ("nas:/data", "nfs4"), True, OTHER),  # the unit was enabled, and never started
+        (NFS, ("new:/data", "nfs4"), False, OTHER),
+        (NFS, ("new:/data", "nfs4"), True, FORMER),
+        (("systemd-1", "autofs"), ("nas:/data", "nfs4"), False, OTHER),
+        (LOCAL, ("10.0.0.1:/volume", "glusterfs"), False, OTHER),
+        (("nas:/volume", "fuse.glusterfs"), ("10.0.0.1:/volume", "glusterfs"), False, ""),
+        (LOCAL, ("UUID=1", "ext4"), False, ""),
+        (LOCAL, ("/srv", "none"), False, ""),
+    ],
+)
+def test_unlike__by_source_and_type__is_another_one(
+    there: tuple[str, str], wanted: tuple[str, str], is_ours: bool, what: str
+) -> None:
+    assert probe_mounts.unlike(there, wanted, is_ours) == what
+
+
+def test_probe__of_another_file_system__names_it(tmp_path: Path, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = f"{tmp_path}/a b"
+    look = probe_mounts._state
+    (tmp_path / "units").mkdir()
+    (tmp_path / "units/data.mount").write_text(f"{probe_mounts._MARK}\n[Mount]\nWhere={path}x\n")
+    monkeypatch.setattr(probe_mounts, "_state", lambda *given: look(*given, units=str(tmp_path / "units")))
+
+    def state() -> str:
+        return probe_mounts.mounts({path: ("new:/data", "nfs4")}, table, str(tmp_path / "locks"))[path]
+
+    assert state() == f"{OTHER}nas:/data"
+    (tmp_path / "units/own.mount").write_text(f"[Mount]\nWhere={path}\n")
+    assert state() == f"{OTHER}nas:/data"
+    (tmp_path / "units/data.mount").write_text(f"{probe_mounts._MARK}\n[Mount]\nWhere={path}\n")
+    assert state() == f"{FORMER}nas:/data"
+    Path(table).write_text(Path(table).read_text() + f"/dev/sdb1 {tmp_path}/a\\040b ext4 rw 0 0\n")
+    assert state() == f"{OTHER}/dev/sdb1"  # over the former
+
+
+def test_mark__of_the_roles_units__is_the_probes() -> None:
+    text = (paths.content() / "roles/nfs_client/vars/main.yml").read_text()
+    assert f'__nfs_client_mark: "{probe_mounts._MARK}"' in text
+
+
+def test_role__by_what_is_on_a_host__finds_what_is_in_the_way() -> None:
+    found = plugin("filter/nfs").FilterModule().filters()["nfs_found"]
+    given: list[dict[str, Any]] = [{"path": path, "source": f"nas:{path}"} for path in ("/data", "/home", "/new")]
+    wanted = mounts.complete(given, [], [], "")
+    lines = [
+        *("mounted /dev/sdb1 /home ext4 rw 0 0", "mounted old:/data /data nfs4 rw 0 0", "hidden /new/file"),
+        *("unit data.mount", "unit home.mount", "unit gone.mount"),
+    ]
+    assert found(lines, wanted) == {"hidden": ["/new/file"], "others": ["/home (/dev/sdb1)"], "former": ["gone.mount"]}
 
 
 @pytest.mark.proves("storage", "A directory that does not respond costs the probe seconds, and one process.")
@@ -116,17 +198,17 @@ def test_probe__of_a_directory_that_hangs__is_left_alone(
     monkeypatch.setattr(os, "fork", count)
     try:
         for _ in range(3):
-            assert probe_mounts.mounts([path], table, locks) == {path: HUNG}
+            assert probe_mounts.mounts({path: NAS}, table, locks) == {path: HUNG}
         assert started == [1]
     finally:
         release.touch()
     monkeypatch.setattr(probe_mounts, "MOUNT_SECONDS", 60)
-    assert probe_mounts.mounts([path], table, locks) == {path: ""}
+    assert probe_mounts.mounts({path: NAS}, table, locks) == {path: ""}
 
 
 def test_probe__as_a_user_without_locks__looks_too(tmp_path: Path, table: str) -> None:
     (tmp_path / "file").touch()
-    assert probe_mounts.mounts([f"{tmp_path}/a b"], table, str(tmp_path / "file")) == {f"{tmp_path}/a b": ""}
+    assert probe_mounts.mounts({f"{tmp_path}/a b": NAS}, table, str(tmp_path / "file")) == {f"{tmp_path}/a b": ""}
 
 
 def test_homes__below_a_directory_that_hangs__are_left_out() -> None:
@@ -150,6 +232,12 @@ def test_probe__command_that_leaves_a_process__returns(tmp_path: Path) -> None:
         ({"/a": ""}, []),
         ({"/a": HUNG}, [("/a (nas:/a) does not respond", True)]),
         ({"/a": NOT_MOUNTED}, [("/a (nas:/a) is not mounted", False)]),
+        ({"/a": f"{HIDES}x, y"}, [("/a (nas:/a) is not mounted and would hide files (x, y)", False)]),
+        ({"/a": f"{OTHER}/dev/sdb1"}, [("/a (nas:/a) has another file system mounted (/dev/sdb1)", False)]),
+        (
+            {"/a": f"{FORMER}old:/a"},
+            [("/a (nas:/a) still has its former source mounted, until the next reboot (old:/a)", False)],
+        ),
         ({"/a": "Stale file handle"}, [("/a (nas:/a): Stale file handle", False)]),
         ({"/home": NOT_MOUNTED}, []),
         ({"/home": "No such file or directory"}, []),
@@ -157,7 +245,38 @@ def test_probe__command_that_leaves_a_process__returns(tmp_path: Path) -> None:
     ],
 )
 def test_problems__by_the_states__name_path_and_source(states: dict[str, str], found: list[tuple[str, bool]]) -> None:
-    assert list(mount_checks.problems({"/a": "nas:/a", "/home": ""}, states)) == found
+    assert list(mount_checks.problems({"/a": ("nas:/a", "nfs"), "/home": ("", "")}, states)) == found
+
+
+@pytest.mark.proves("storage", "What a mount would hide is refused before a node is changed.")
+@pytest.mark.parametrize("mounts_them", [True, False])
+@pytest.mark.parametrize(
+    ("state", "check"),
+    [
+        ("", None),
+        (NOT_MOUNTED, None),
+        (f"{FORMER}old:/data", None),
+        (f"{HIDES}x", mount_checks.OCCUPIED),
+        (f"{OTHER}/dev/sdb1", mount_checks.OCCUPIED),
+        (HUNG, mount_checks.CHECK),
+    ],
+)
+def test_preflight__by_the_states__refuses_what_is_in_the_way(
+    tmp_path: Path, state: str, check: str | None, mounts_them: bool
+) -> None:
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    inventory = model.load(tmp_path / "inventory.yaml")
+    node = facts(lambda data: data["node"].update(mounts={"/data": state}))
+    found = list(mount_checks.findings(inventory, {"gpu01": node}, mounts_them))
+    expected = [check] if check == mount_checks.CHECK or (check and mounts_them) else []
+    assert [one.check for one in found] == expected
+    assert all(one.hint and not one.warning for one in found)
+
+
+def test_hint__of_hidden_files__is_the_roles() -> None:
+    text = " ".join((paths.content() / "roles/nfs_client/tasks/mounts.yml").read_text().split())
+    assert mount_checks.HIDDEN_HINT[1:] in text
+    assert mount_checks.OTHER_HINT[1:] in text
 
 
 # --- quotas -----------------------------------------------------------------------------------------------------------

@@ -21,6 +21,8 @@ MAX_RECORDS = 256
 MAX_MOUNTS = 64
 # States of a directory.
 HUNG, NOT_MOUNTED = "does not respond", "not mounted"
+# With names of files after HIDES, and what is mounted after the others.
+HIDES, OTHER, FORMER = "not mounted, files: ", "other file system: ", "until the next reboot: "
 MAX_PEOPLE = 1 << 14
 MAX_DIRECTORY = MAX_PEOPLE << 9  # bytes of slurm-directory's record
 # For an answer about people, and how many more each further second is enough for: a directory is asked for one by one.

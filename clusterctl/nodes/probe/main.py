@@ -23,7 +23,7 @@ from clusterctl.nodes.probe.state import records, state
 def node(options: Facts, nvml_error: Optional[str]) -> Facts:
     places = ("/", "/var", "/tmp")  # noqa: S108 - read, not written
     free = {path: shutil.disk_usage(path).free >> 20 for path in places if os.path.isdir(path)}
-    states = mounts(options.get("mounts") or [])
+    states = mounts(options.get("mounts") or {})
     return {
         "hostname": socket.gethostname(),
         "root": os.geteuid() == 0,
@@ -58,9 +58,9 @@ def main(options: Facts) -> None:
     """Print the answer.
 
     All options are optional. `network`, with the inventory's `proxy`, `no_proxy` and `mirrors`, tests the package
-    sources. `mounts` has the directories, `services` the units whose state is needed, and `people` the users whose IDs
-    are. `drift`, `alerts` and `targets` have the options of these functions. `state` asks for the digests of the
-    node's state and of its `records`; without them `state_error` has the reason.
+    sources. `mounts` has directories with their sources and types, `services` the units whose state is needed, and
+    `people` the users whose IDs are. `drift`, `alerts` and `targets` have the options of these functions. `state` asks
+    for the digests of the node's state and of its `records`; without them `state_error` has the reason.
     """
     started = time.time()
     found, driver, nvml_error = gpus()

@@ -1,36 +1,85 @@
-"""Whether directories respond: a file server that is down blocks each process that looks at what it exports."""
+"""Whether directories respond and have what is declared: a file server that is down blocks each process that looks."""
 
 import fcntl
+import glob
 import hashlib
 import os
 import re
 import select
 import time
-from typing import Dict, List, Optional
+from typing import Dict, List, Optional, Sequence, Tuple
 
-from clusterctl.nodes.probe.common import HUNG, MAX_MOUNTS, NOT_MOUNTED, read
+from clusterctl.nodes.probe.common import FORMER, HIDES, HUNG, MAX_MOUNTS, NOT_MOUNTED, OTHER, read
 
 MOUNT_SECONDS = 5
 _LOCKS = "/run/clusterctl"
+_TABLE = "/proc/self/mounts"
+_UNITS = "/etc/systemd/system"
+_MARK = "# Of role nfs_client"
+_NFS = ("nfs", "nfs4")
+_MAX_NAMES = 3  # of files
 
 
-def mounts(paths: List[str], mounted: str = "/proc/self/mounts", locks: str = _LOCKS) -> Dict[str, str]:
-    """Return the state of each directory: empty if it responds, HUNG, NOT_MOUNTED, or the error.
+def mounts(wanted: Dict[str, Sequence[str]], table: str = _TABLE, locks: str = _LOCKS) -> Dict[str, str]:
+    """Return the state of each directory of `wanted`, which has its source and type; no source: whatever is there.
+
+    The state is empty if it responds, HUNG, NOT_MOUNTED, the error, or one with names (see common.py).
 
     A process in the kernel cannot be killed, so a child looks at each one, and is left alone if it does not end in
     time. It keeps a lock, so that the next probe does not leave another one.
     """
     until = time.monotonic() + MOUNT_SECONDS
-    lines = [line.split() for line in read(mounted).splitlines()]
-    targets = {
-        re.sub(r"\\([0-7]{3})", lambda found: chr(int(found.group(1), 8)), line[1]) for line in lines if line[1:]
-    }
-    children = [(path, _look(path, until, locks)) for path in paths[:MAX_MOUNTS]]
-    states = {path: _answer(reader, until) for path, reader in children}
-    return {path: state if state or path in targets else NOT_MOUNTED for path, state in states.items()}
+    children = [(path, _look(path, wanted[path], table, until, locks)) for path in sorted(wanted)[:MAX_MOUNTS]]
+    return {path: _answer(reader, until) for path, reader in children}
 
 
-def _look(path: str, until: float, locks: str) -> Optional[int]:
+def mounted(lines: List[str], path: str) -> Optional[Tuple[str, str]]:
+    """Return source and type of what is mounted at a path, by lines of /proc/self/mounts; None if nothing is."""
+    words = [line.split() for line in lines]
+    found = [(_plain(one[0]), one[2]) for one in words if one[2:] and _plain(one[1]) == path]
+    return found[-1] if found else None
+
+
+def _plain(word: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found.group(1), 8)), word)
+
+
+def unlike(found: Tuple[str, str], wanted: Sequence[str], is_ours: bool) -> str:
+    """Return what is wrong with a mount: empty, OTHER or FORMER.
+
+    `is_ours`: role nfs_client has a unit for it, so another source is that of before a change. Other types than NFS
+    are compared only with local disks: their programs may mount with another type, and write the source otherwise.
+    """
+    kind = found[1][5:] if found[1].startswith("fuse.") else found[1]
+    if wanted[1] not in _NFS:
+        return OTHER if found[0].startswith("/dev/") and kind != wanted[1] and wanted[0][:1] != "/" else ""
+    if kind not in _NFS:
+        return OTHER
+    if found[0].rstrip("/") == wanted[0].rstrip("/"):
+        return ""
+    return FORMER if is_ours else OTHER
+
+
+def _has_unit(path: str, units: str) -> bool:
+    texts = [read(name).splitlines() for name in glob.glob(os.path.join(units, "*.mount"))]
+    return any(_MARK in lines and "Where=" + path in lines for lines in texts)
+
+
+def _state(path: str, wanted: Sequence[str], table: str, units: str = _UNITS) -> str:
+    """Return the state of a directory that responds. Raises OSError."""
+    os.statvfs(path)
+    os.stat(path)
+    found = mounted(read(table).splitlines(), path)
+    if not wanted[0]:
+        return ""
+    if found:
+        what = unlike(found, wanted, _has_unit(path, units))
+        return what and what + found[0]
+    names = sorted(os.listdir(path))[:_MAX_NAMES]
+    return HIDES + ", ".join(ascii(name)[1:-1][:60] for name in names) if names else NOT_MOUNTED
+
+
+def _look(path: str, wanted: Sequence[str], table: str, until: float, locks: str) -> Optional[int]:
     """Start a child that looks at a directory; return where it answers, None if an earlier one still hangs."""
     lock = _lock(path, locks)
     while lock is not None:
@@ -44,7 +93,7 @@ def _look(path: str, until: float, locks: str) -> Optional[int]:
             time.sleep(0.1)
     reader, writer = os.pipe()
     if not os.fork():
-        _answer_and_exit(path, writer)
+        _answer_and_exit(path, wanted, table, writer)
     os.close(writer)
     if lock is not None:
         os.close(lock)  # the child keeps it
@@ -61,16 +110,14 @@ def _lock(path: str, locks: str) -> Optional[int]:
         return None
 
 
-def _answer_and_exit(path: str, writer: int) -> None:
-    """Look at a directory, and write an empty line or the error. Nothing of the connection stays open."""
+def _answer_and_exit(path: str, wanted: Sequence[str], table: str, writer: int) -> None:
+    """Look at a directory, and write a line with its state or the error. Nothing of the connection stays open."""
     try:
         null = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):
             os.dup2(null, number)
         os.setsid()
-        os.statvfs(path)
-        os.stat(path)
-        answer = ""
+        answer = _state(path, wanted, table)
     except OSError as error:
         answer = os.strerror(error.errno or 0)
     try:
