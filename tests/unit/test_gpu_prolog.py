@@ -79,8 +79,31 @@ def test_main__job_begins__where_nothing_is_found(
     for name, value in {"CONFIGURATION": "given", "STATE": "state"}.items():
         monkeypatch.setattr(prolog, name, str(tmp_path / value))
     monkeypatch.setattr(prolog, "HEALTH", "true")
+    monkeypatch.setattr(prolog, "TASK_PROLOG", str(tmp_path / "task-prolog"))
     monkeypatch.setattr(prolog, "missing", lambda uuids: why)
     assert prolog.main() == ended
+
+
+def test_task_prolog__missing__does_nothing(
+    tmp_path: Path, prolog: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is started without a shell, as by Slurm."""
+    program = tmp_path / "task-prolog"
+    monkeypatch.setattr(prolog, "TASK_PROLOG", str(program))
+    prolog.task_prolog()
+    assert subprocess.run([program], check=True, capture_output=True).stdout == b""
+    assert (program.stat().st_mode & 0o777, [*tmp_path.iterdir()]) == (0o755, [program])
+    program.write_text("installed")
+    prolog.task_prolog()
+    assert program.read_text() == "installed"
+
+
+def test_task_prolog__of_slurm_conf__is_made() -> None:
+    """The file of the head and that of the role slurm_worker have the same path."""
+    roles = paths.content() / "roles"
+    path = plugin("../roles/slurm_head/files/gpu_prolog").TASK_PROLOG
+    assert f"\nTaskProlog={path}\n" in (roles / "slurm_head/templates/slurm.conf.j2").read_text()
+    assert path in (roles / "slurm_worker/vars/main.yml").read_text()
 
 
 def test_within__a_call_that_hangs__is_told(prolog: ModuleType) -> None:

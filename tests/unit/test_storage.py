@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import jinja2
 import pytest
 
 from clusterctl.inventory import model, mounts
@@ -422,3 +423,31 @@ def test_trash__with_links_and_what_cannot_be_deleted__is_emptied(
         scratch.empty()
     assert [path.name for path in (tmp_path / "local/.trash").iterdir()] == ["13.1"]
     assert (tmp_path / "kept/file").exists()
+
+
+@pytest.mark.parametrize(
+    ("scratch_of", "cgroup", "number"),
+    [
+        ("/local", "0::/system.slice/slurmstepd.scope/job_12/step_0/user/task_0", "12"),
+        ("/local", "9:memory:/slurm/uid_5001/job_12/step_batch\n1:cpu:/slurm/uid_5001/job_12/step_batch", "12"),
+        ("/local", "0::/", "11"),  # the number in the environment
+        ("/local", "0::/system.slice/slurmstepd.scope/job_13/step_0/user/task_0", ""),  # without a directory
+        ("", "0::/system.slice/slurmstepd.scope/job_12/step_0/user/task_0", ""),
+    ],
+)
+def test_task_prolog__of_a_component__has_its_own_scratch(
+    tmp_path: Path, scratch_of: str, cgroup: str, number: str
+) -> None:
+    """The environment of all components of a heterogeneous job has the number of the first one."""
+    base = tmp_path / "local"
+    for name in ("11", "12"):
+        (base / name).mkdir(parents=True)
+    (tmp_path / "cgroup").write_text(cgroup + "\n")
+    text = (paths.content() / "roles/slurm_worker/templates/task-prolog.j2").read_text()
+    shown = jinja2.Template(text).render(ansible_managed="", slurm_worker_scratch=scratch_of and str(base))
+    script = shown.replace("/proc/self/cgroup", str(tmp_path / "cgroup"))
+    done = subprocess.run(
+        ["sh", "-c", script], env={**os.environ, "SLURM_JOB_ID": "11"}, capture_output=True, text=True, check=True
+    )
+    expected = [f"export SCRATCH={base / number}"] if number else []
+    assert done.stdout.splitlines() == ["unset SCRATCH", *expected]

@@ -16,6 +16,7 @@ CONFIGURATION = "/etc/clusterctl/gpu-health.json"
 STATE = "/var/lib/clusterctl/gpu-health.json"
 HEALTH = "/usr/local/sbin/gpu-health"
 SCRATCH = "/usr/local/sbin/job-scratch"  # role slurm_worker
+TASK_PROLOG = "/usr/local/sbin/task-prolog"  # of role slurm_worker; slurm.conf has the path
 SECONDS = 20.0  # for the driver to respond; gpu-health waits longer
 TEMPERATURE = 0  # nvmlTemperatureSensors_t: a value that only the GPU itself has
 
@@ -71,8 +72,28 @@ def scratch():
     return subprocess.call([SCRATCH, "make"])
 
 
+def task_prolog():
+    """Create a program that does nothing, if there is none: without it no task starts.
+
+    The head names it in slurm.conf before a run has brought it to all workers, and does not send it as this one.
+    """
+    if os.path.exists(TASK_PROLOG):
+        return
+    new = "%s.%d" % (TASK_PROLOG, os.getpid())
+    with open(new, "w") as file:
+        file.write("#!/bin/sh\n")  # Slurm starts it without a shell, so it cannot be empty
+    os.chmod(new, 0o755)  # noqa: S103 - run by all users
+    try:
+        os.link(new, TASK_PROLOG)  # not over one that a run has installed meanwhile
+    except FileExistsError:
+        pass
+    finally:
+        os.unlink(new)
+
+
 def main():
     """Return 0 if the job may start."""
+    task_prolog()
     return gpus() or scratch()
 
 
