@@ -724,21 +724,23 @@ def test_unit__whose_file_is_removed__is_stopped_before(tmp_path: Path, monkeypa
     gone = {"LoadState": "not-found", "UnitFileState": ""}
     found = {
         "here.service": unit(),
+        r"srv-a\x2db.mount": unit(),
         "listed.service": unit(),
         "packaged.service": unit(),
         "runs.timer": unit(**gone),
         "never.service": unit(**gone, ActiveState="inactive"),
     }
-    for name in ("here.service", "listed.service", "kept.service"):
+    for name in ("here.service", r"srv-a\x2db.mount", "listed.service", "kept.service"):
         (tmp_path / name).touch()
     monkeypatch.setattr(node_items.Units, "show", lambda _, names: {name: found[name] for name in names})
     files = [node_items.Entry(str(tmp_path / name), "absent") for name in [*found, "multi@.service", "x.d/y.conf"]]
     files += [node_items.Entry(str(tmp_path / "kept.service"))]
     stopped = node_items.orphaned(files, [node_items.Unit("listed.service")])
-    assert stopped == [node_items.Unit(name, enabled=False, started=False) for name in ("here.service", "runs.timer")]
+    names = ("here.service", r"srv-a\x2db.mount", "runs.timer")
+    assert stopped == [node_items.Unit(name, enabled=False, started=False) for name in names]
     kind = node_items.Units()
     kind.found = found
-    assert kind.difference(call(), stopped[1], {}) == ("stopped", "stopped")
+    assert kind.difference(call(), stopped[2], {}) == ("stopped", "stopped")
 
 
 def test_a_unit_that_is_not_there_is_as_good_as_stopped(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -498,9 +498,8 @@ def orphaned(files, units):
     """
     listed = {unit.name for unit in units}
     paths = [Path(file.name) for file in files if file.type == "absent" and str(Path(file.name).parent) == UNIT_HOME]
-    paths = [
-        path for path in paths if path.suffix in (".service", ".timer", ".socket", ".path") and "@." not in path.name
-    ]
+    kinds = (".service", ".timer", ".socket", ".path", ".mount")
+    paths = [path for path in paths if path.suffix in kinds and "@." not in path.name]
     found = Units().show([path.name for path in paths if path.name not in listed])
     here = [path.name for path in paths if path.exists()]
     return [
