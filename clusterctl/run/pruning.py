@@ -17,6 +17,7 @@ ROLE_OF = {
     "pyxis_slurm": "pyxis",
     "slurm_head_database": "slurm_head",
     "sources": "base",
+    "users_homes": "nfs_client",
 }
 COMMAND = "clusterctl bootstrap --prune"
 

@@ -99,7 +99,7 @@ def causes(lab: TestLab, node: str) -> dict[str, str]:
     return found
 
 
-@pytest.mark.proves("storage", "With the group `nfs_server` alone, all nodes have the same homes.")
+@pytest.mark.proves("storage", "With NFS-Ganesha and a simulated client, all nodes have the same homes.")
 def test_homes__of_the_server__are_the_same_on_all_nodes(lab: TestLab) -> None:
     job = submit(lab, "hostname > written; pwd", "--nodelist=gpu02")
     finished(lab, job)
@@ -180,7 +180,7 @@ def test_scratch__full_disk__drains_the_worker(lab: TestLab) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.proves("storage", "A file server that does not respond is reported, blocks no verb, and jobs continue.")
+@pytest.mark.proves("storage", "A file server that does not respond is reported by each verb; jobs then continue.")
 def test_server__that_does_not_respond__blocks_no_verb(lab: TestLab) -> None:
     script = "for n in 1 2 3; do echo $n >> lines; until [ -e go$n ]; do sleep 1; done; done"
     job = submit(lab, script, "--nodelist=gpu01")

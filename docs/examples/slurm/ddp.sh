@@ -16,7 +16,7 @@ if [ ! -x "$python" ]; then
   # The PyTorch of Debian and Ubuntu is built without libuv.
   export USE_LIBUV=0
 fi
-# Where the tasks meet: the first node, and a port that no other job has there.
+# Where the tasks meet: the first node, and a port that only a job whose number differs by a multiple of 10000 has too.
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 export MASTER_ADDR MASTER_PORT
