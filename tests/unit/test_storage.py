@@ -1,6 +1,7 @@
 """Shared directories, quotas and scratch: mounts of hosts, states of directories, commands, what is deleted."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -352,7 +353,8 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleT
     (tmp_path / "scratch").write_text(f"{tmp_path}/local\n")
     for name, path in {"CONFIGURATION": "scratch", "BOOTED": "run/scratch-boot"}.items():
         monkeypatch.setattr(module, name, tmp_path / path)
-    monkeypatch.setattr(module.os, "chown", lambda *_: None)
+    monkeypatch.setattr(module, "OWNER", os.getuid())
+    monkeypatch.setattr(module.os, "fchown", lambda *_: None)
     monkeypatch.setattr(module, "start_emptying", lambda: None)
     yield module
 
@@ -371,6 +373,101 @@ def test_scratch__of_a_system_user_or_another_worker__is_not_made(scratch: Modul
     (tmp_path / "scratch").unlink()
     scratch.make("13", 5001)
     assert (list((tmp_path / "local").iterdir()), scratch.problems(), scratch.remove("13")) == ([], [], False)
+
+
+@pytest.mark.proves("storage", "Scratch is not deleted through links that users planted in its directory.")
+@pytest.mark.parametrize(
+    ("mode", "trash", "why"),
+    [
+        (0o711, "link", "Not a directory"),
+        (0o711, 0o777, r"users can write to .*/local/\.trash"),
+        (0o1777, 0o700, "users can write to .*/local;"),
+        (0o771, "link", "users can write to .*/local;"),
+    ],
+)
+def test_scratch__that_users_can_write_to__is_not_used(
+    scratch: ModuleType, tmp_path: Path, mode: int, trash: int | str, why: str
+) -> None:
+    local = tmp_path / "local"
+    for name in ("kept", "local/12"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "kept/12.1").touch()
+    if trash == "link":
+        (local / ".trash").symlink_to(tmp_path / "kept")
+    else:
+        (local / ".trash").mkdir()
+        (local / ".trash").chmod(int(trash))
+    local.chmod(mode)
+    errors = (OSError, scratch.ScratchError)
+    for refused in (lambda: scratch.make("12", 5001), lambda: scratch.remove("12"), scratch.empty):
+        with pytest.raises(errors, match=why):
+            refused()
+    (problem,) = scratch.problems()
+    assert re.search(why, problem)
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["12.1"]
+    assert list((local / ".trash").iterdir()) == ([local / ".trash/12.1"] if trash == "link" else [])
+
+
+def test_scratch__of_another_owner__is_not_used(scratch: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scratch, "OWNER", os.getuid() + 1)
+    with pytest.raises(scratch.ScratchError, match="users can write to"):
+        scratch.remove("12")
+
+
+def test_scratch__with_a_planted_link_of_a_job__leaves_its_target(scratch: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    for name in ("12", ".check"):
+        (tmp_path / "local" / name).symlink_to(tmp_path / "kept")
+    assert scratch.problems() == [f"scratch: cannot write to {tmp_path}/local: Not a directory"]
+    scratch.make("12", 5001)
+    assert not (tmp_path / "local/12").is_symlink()
+    assert list((tmp_path / "kept").iterdir()) == []
+    scratch.empty()
+    assert (tmp_path / "kept").exists()
+
+
+# Run with mounts of its own. A mount point can neither be renamed nor deleted.
+WITH_MOUNTS = """
+import os, subprocess, sys
+sys.path[:0] = [{modules!r}]
+import job_scratch
+from pathlib import Path
+job_scratch.CONFIGURATION = Path("scratch")
+job_scratch.start_emptying = lambda: None
+def mount(path, *options):
+    Path(path).mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", *options, path], check=True)
+tmpfs = ("-t", "tmpfs", "none")
+mount("local/12", *tmpfs)
+mount("local/12", *tmpfs)
+mount("local/12/a b/c", *tmpfs)
+mount("local/12/a b/c/d", *tmpfs)
+mount("local/13/kept", "--bind", "kept")
+mount("local/123", *tmpfs)
+for job in ("12", "13"):
+    assert job_scratch.remove(job)
+mount("local/.trash/14.1/kept", "--bind", "kept")
+os.symlink("/", "local/out")
+with job_scratch.opened(Path("local")) as directory:
+    try:
+        job_scratch.detach(directory, ["out", "proc"])
+        sys.exit("followed a link")
+    except OSError as error:
+        assert error.strerror == "Not a directory"
+job_scratch.empty()
+print(sorted(os.listdir("local")), os.listdir("local/.trash"), os.listdir("kept"))
+print([line.split()[4].rpartition("/")[2] for line in open("/proc/self/mountinfo") if "/local/" in line])
+"""
+
+
+@pytest.mark.proves("storage", "File systems that a user mounted in scratch do not stop its removal.")
+def test_scratch__with_mounts_of_a_user__is_removed(scratch: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept/file").touch()
+    script = WITH_MOUNTS.format(modules=str(Path(str(scratch.__file__)).parent))
+    argv = ["unshare", "--map-root-user", "--mount", sys.executable, "-c", script]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    assert done.stdout.splitlines() == ["['.trash', '123', 'out'] [] ['file']", "['123']"], done.stderr
 
 
 @pytest.mark.parametrize(
@@ -418,8 +515,10 @@ def test_trash__with_links_and_what_cannot_be_deleted__is_emptied(
         (tmp_path / "local/.trash" / name).mkdir(parents=True)
     (tmp_path / "local/.trash/12.1/link").symlink_to(tmp_path / "kept")
     call = subprocess.call
-    monkeypatch.setattr(scratch.subprocess, "call", lambda argv: 1 if "13.1" in argv[-1] else call(argv))
-    with pytest.raises(SystemExit, match=r"cannot delete 13\.1"):
+    monkeypatch.setattr(
+        scratch.subprocess, "call", lambda argv, **more: 1 if "13.1" in argv[-1] else call(argv, **more)
+    )
+    with pytest.raises(scratch.ScratchError, match=r"cannot delete 13\.1"):
         scratch.empty()
     assert [path.name for path in (tmp_path / "local/.trash").iterdir()] == ["13.1"]
     assert (tmp_path / "kept/file").exists()

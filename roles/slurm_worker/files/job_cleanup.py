@@ -255,8 +255,8 @@ def remove_scratch(job: Job) -> list[str]:
         return []
     try:
         job_scratch.remove(job["id"])
-    except OSError as error:
-        return [f"cannot remove its scratch directory: {error.strerror}"]
+    except (OSError, job_scratch.ScratchError) as error:
+        return [f"cannot remove its scratch directory: {getattr(error, 'strerror', error)}"]
     job["scratch"] = []  # a later directory may have the same inode
     job_scratch.start_emptying()
     return []
