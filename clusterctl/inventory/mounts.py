@@ -12,12 +12,19 @@ def complete(
 ) -> list[dict[str, Any]]:
     """Return the mounts of a host by path, each below another one after it: the server's exports, and those given.
 
-    Each has `path`, `source`, `type`, `options` and `unit`, its name in systemd.
+    Each has `path`, `source`, `type`, `options` and `unit`, its name in systemd. A set-UID program or device file of a
+    server would act as root on the node, so a mount has them only with the option `suid` or `dev`.
     """
     address = f"[{server}]" if ":" in server else server
     shared = [{"path": one["path"], "source": f"{address}:{one['path']}", "type": "nfs4"} for one in exports]
     mounts = [{"type": "nfs", "options": [*options], **one} for one in (*shared, *given)]
-    return sorted(({**one, "unit": unit(one["path"])} for one in mounts), key=lambda one: str(one["path"]))
+    complete = ({**one, "options": _safe(one["options"]), "unit": unit(one["path"])} for one in mounts)
+    return sorted(complete, key=lambda one: str(one["path"]))
+
+
+def _safe(options: Sequence[str]) -> list[str]:
+    stated = {option for text in options for option in text.split(",")}
+    return [*options, *(f"no{name}" for name in ("suid", "dev") if stated.isdisjoint((name, f"no{name}")))]
 
 
 def unit(path: str) -> str:

@@ -49,6 +49,27 @@ def _is_below_root(path: str) -> bool:
     return plain and {".", ".."}.isdisjoint(path.split("/"))
 
 
+# Directories of the system and everything in them, and directories that a system has itself.
+_SYSTEM_TREES = frozenset(
+    """bin boot dev etc lib lib32 lib64 libx32 proc root run sbin sys tmp usr var/run var/tmp
+    """.split()  # noqa: SIM905 - a text to read
+)
+_SYSTEM_DIRECTORIES = frozenset({"var"} | {f"var/{name}" for name in ("cache", "lib", "lock", "log", "mail", "spool")})
+
+
+def _is_for_data(path: str) -> bool:
+    """Return whether a directory is not the system's: a mount would hide it, and scratch would change its mode."""
+    parts = path.strip("/").split("/")
+    above = {"/".join(parts[:end]) for end in (1, 2)}
+    return _is_below_root(path) and _SYSTEM_TREES.isdisjoint(above) and "/".join(parts) not in _SYSTEM_DIRECTORIES
+
+
+# Types of file systems that mount(8) does not start a program of the inventory for, as it does for type fuse.
+_MOUNT_TYPES = frozenset(
+    """nfs nfs4 lustre beegfs ceph cifs smb3 gpfs wekafs glusterfs orangefs pvfs2 virtiofs 9p none ext4 xfs btrfs zfs
+    """.split()  # noqa: SIM905 - a text to read
+)
+
 # Users and groups of distributions and installed packages; an account of the same name would change them.
 _SYSTEM_NAMES = frozenset(
     """root daemon bin sys adm sync games man lp mail news uucp proxy www-data backup list irc nobody nogroup sudo wheel
@@ -192,16 +213,17 @@ _RULES = (
     ),
     Rule(
         r"_mounts\.path|_exports\.path",
-        _is_below_root,
-        "an absolute path of letters, digits, . _ + -, and not /",
+        _is_for_data,
+        "an absolute path of letters, digits, . _ + -, and no directory of the system such as /, /usr or /tmp/a",
     ),
     Rule(
         "slurm_worker_scratch",
-        lambda v: v == "" or _is_below_root(v),
-        "an absolute path of letters, digits, . _ + -, and not /, or nothing",
+        lambda v: v == "" or (_is_for_data(v) and v.strip("/") not in ("home", "media", "mnt", "opt", "srv")),
+        "an absolute path of letters, digits, . _ + -, and no directory of the system such as /var, or nothing",
     ),
+    Rule(r"_mounts\.type", _MOUNT_TYPES.__contains__, f"one of {', '.join(sorted(_MOUNT_TYPES))}"),
     Rule(
-        r"_mounts\.(source|type|options)|_exports\.options|nfs_(client|server)_options",
+        r"_mounts\.(source|options)|_exports\.options|nfs_(client|server)_options",
         _matches(r"[A-Za-z0-9_.,:/@=+\[\]-]+"),
         "letters, digits, . _ , : / @ = + - [ ]",
     ),

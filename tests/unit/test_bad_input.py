@@ -472,6 +472,27 @@ inventory(
 )
 inventory(
     {
+        "Hostile: exported directory of the system": 'got "/etc/x", expected an absolute path of letters',
+        "Meaning: mount over the system": 'got "/usr", expected an absolute path of letters',
+        "Meaning: mount over what the system keeps": 'got "/var/lib", expected an absolute path of letters',
+        "Hostile: mount that starts a program": 'got "fuse", expected one of 9p, beegfs, btrfs, ceph, cifs,',
+        "Meaning: scratch of all programs": 'got "/tmp", expected an absolute path of letters',
+    },
+    good(
+        "    ansible_user: admin\n",
+        """\
+    ansible_user: admin
+    nfs_server_exports: [{path: §/etc/x}]
+    nfs_client_mounts:
+      - {path: §/usr, source: "nas:/a"}
+      - {path: §/var/lib, source: "nas:/a"}
+      - {path: /var/lib/a, source: /a, type: §fuse}
+    slurm_worker_scratch: §/tmp
+""",
+    ),
+)
+inventory(
+    {
         "Meaning: mount that is exported already": "gpu01 has /srv/a already, from gpu05 of the group nfs_server",
         "Meaning: scratch in homes": "got /home/scratch, but /home has homes or shared files",
         "Meaning: scratch in a shared directory": "got /srv/a/b, but /srv/a has homes or shared files",

@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 import pytest
 
-from clusterctl.inventory import model, mounts
+from clusterctl.inventory import model, mounts, rules
 from clusterctl.nodes import probe
 from clusterctl.nodes.probe import mounts as probe_mounts
 from clusterctl.nodes.probe.common import FORMER, HIDES, HUNG, NOT_MOUNTED, OTHER
@@ -43,6 +43,7 @@ MOUNTINFO = """\
 30 22 8:2 / /srv rw,relatime - ext4 /dev/sdb1 rw,{options}
 31 30 8:3 / /srv/other\\040disk rw - xfs /dev/sdc1 rw,usrquota
 """
+SAFE = ["nosuid", "nodev"]
 
 
 def of(name: str, directory: Path, text: str = INVENTORY) -> dict[str, str]:
@@ -67,10 +68,32 @@ def test_mounts__with_and_without_defaults__are_complete() -> None:
     ]
     found = mounts.complete(given, ["hard"], [{"path": "/home"}], "fd00::1")
     assert found == [
-        {"path": "/data", "source": "d", "type": "x", "options": ["hard"], "unit": "data.mount"},
-        {"path": "/data/a", "source": "nas:/a", "type": "nfs", "options": ["ro"], "unit": "data-a.mount"},
-        {"path": "/home", "source": "[fd00::1]:/home", "type": "nfs4", "options": ["hard"], "unit": "home.mount"},
+        {"path": "/data", "source": "d", "type": "x", "options": ["hard", *SAFE], "unit": "data.mount"},
+        {"path": "/data/a", "source": "nas:/a", "type": "nfs", "options": ["ro", *SAFE], "unit": "data-a.mount"},
+        {
+            "path": "/home",
+            "source": "[fd00::1]:/home",
+            "type": "nfs4",
+            "options": ["hard", *SAFE],
+            "unit": "home.mount",
+        },
     ]
+
+
+@pytest.mark.proves("storage", "A mount has no set-UID programs and devices unless its options say so.")
+@pytest.mark.parametrize(
+    ("given", "added"),
+    [
+        ([], ["nosuid", "nodev"]),
+        (["defaults"], ["nosuid", "nodev"]),
+        (["hard", "nosuid", "nodev"], []),
+        (["suid"], ["nodev"]),
+        (["ro,dev", "x=suid"], ["nosuid"]),
+    ],
+)
+def test_mounts__with_options__are_safe_unless_stated(given: list[str], added: list[str]) -> None:
+    (found,) = mounts.complete([{"path": "/data", "source": "d", "options": given}], [], [], "")
+    assert found["options"] == [*given, *added]
 
 
 def test_mounts__by_groups_of_a_host__follow_the_server(tmp_path: Path) -> None:
@@ -82,6 +105,37 @@ def test_mounts__by_groups_of_a_host__follow_the_server(tmp_path: Path) -> None:
     assert of("gpu01", tmp_path, on_head) == {"/srv/home": "10.0.0.10:/srv/home", "/data": "nas:/data"}
     exports = INVENTORY.replace("10.0.0.13}", "10.0.0.13, nfs_server_exports: [{path: /shared}]}")
     assert of("head1", tmp_path, exports) == {"/srv/home": "", "/shared": "10.0.0.13:/shared"}
+
+
+@pytest.mark.parametrize(
+    ("path", "mount", "scratch"),
+    [
+        ("/local", True, True),
+        ("/mnt", True, False),
+        ("/mnt/local", True, True),
+        ("/opt", True, False),
+        ("/tmp", False, False),
+        ("/tmp/a/b", False, False),
+        ("/tmpfs", True, True),
+        ("/var", False, False),
+        ("/var/tmp/a", False, False),
+        ("/var/lib", False, False),
+        ("/var/lib/a", True, True),
+        ("/dev/shm", False, False),
+        ("/root/a", False, False),
+        ("/usr/local", False, False),
+        ("/lib64", False, False),
+    ],
+)
+def test_directories__of_the_system__are_not_for_data(path: str, mount: bool, scratch: bool) -> None:
+    for name, holds in {
+        "nfs_client_mounts.path": mount,
+        "nfs_server_exports.path": mount,
+        "slurm_worker_scratch": scratch,
+    }.items():
+        rule = rules.rule_of(name, False)
+        assert rule
+        assert rule.holds(path) is holds, (name, path)
 
 
 # --- the probe --------------------------------------------------------------------------------------------------------
