@@ -202,6 +202,7 @@ def registered(system: str, found: Mapping[str, Any] | None = None) -> dict[str,
         "__nvidia_driver_look": found,
         "__nvidia_driver_state": {"changes": [], "versions": {}},
         "mirror": "https://harbor.example/ghcr",
+        "mount": {"path": "/data", "source": "nas.example:/data", "type": "nfs", "options": ["hard"]},
         "registry": "ghcr.io",
         "repositories": {"baseos": "BaseOS"},
     }
