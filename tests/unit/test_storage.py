@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -201,10 +200,9 @@ def test_unlike__by_source_and_type__is_another_one(
 
 def test_probe__of_another_file_system__names_it(tmp_path: Path, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = f"{tmp_path}/a b"
-    look = probe_mounts._state
     (tmp_path / "units").mkdir()
     (tmp_path / "units/data.mount").write_text(f"{probe_mounts._MARK}\n[Mount]\nWhere={path}x\n")
-    monkeypatch.setattr(probe_mounts, "_state", partial(look, units=str(tmp_path / "units")))
+    monkeypatch.setattr(probe_mounts, "_UNITS", str(tmp_path / "units"))
 
     def state() -> str:
         return probe_mounts.mounts({path: ("new:/data", "nfs4")}, table, str(tmp_path / "locks"))[path]

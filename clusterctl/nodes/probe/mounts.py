@@ -60,12 +60,12 @@ def unlike(found: Tuple[str, str], wanted: Sequence[str], is_ours: bool) -> str:
     return FORMER if is_ours else OTHER
 
 
-def _has_unit(path: str, units: str) -> bool:
-    texts = [read(name).splitlines() for name in glob.glob(os.path.join(units, "*.mount"))]
+def _has_unit(path: str) -> bool:
+    texts = [read(name).splitlines() for name in glob.glob(os.path.join(_UNITS, "*.mount"))]
     return any(_MARK in lines and "Where=" + path in lines for lines in texts)
 
 
-def _state(path: str, wanted: Sequence[str], table: str, units: str = _UNITS) -> str:
+def _state(path: str, wanted: Sequence[str], table: str) -> str:
     """Return the state of a directory that responds. Raises OSError."""
     os.statvfs(path)
     os.stat(path)
@@ -73,7 +73,7 @@ def _state(path: str, wanted: Sequence[str], table: str, units: str = _UNITS) ->
     if not wanted[0]:
         return ""
     if found:
-        what = unlike(found, wanted, _has_unit(path, units))
+        what = unlike(found, wanted, _has_unit(path))
         return what and what + found[0]
     names = sorted(os.listdir(path))[:_MAX_NAMES]
     return HIDES + ", ".join(ascii(name)[1:-1][:60] for name in names) if names else NOT_MOUNTED
