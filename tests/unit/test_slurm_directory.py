@@ -1,5 +1,7 @@
 """Which of Slurm's associations follow a directory: what slurm-directory adds and ends, and what it refuses to end."""
 
+import json
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -59,32 +61,174 @@ def test_departures__of_a_group_that_the_inventory_no_longer_has__are_refused_he
 
 @pytest.mark.proves("identity", "If many people seem to have left the directory at once, nobody loses anything.")
 @pytest.mark.parametrize(
-    ("left", "known", "remain", "unlikely"),
+    ("left", "known", "remain", "before", "unlikely"),
     [
-        (0, 0, 0, False),
-        (1, 1, 0, True),
-        (1, 2, 1, False),
-        (2, 3, 1, False),
-        (3, 4, 1, True),
-        (5, 20, 15, False),
-        (6, 20, 14, True),
+        (0, 0, 0, 0, False),
+        (1, 1, 0, 0, True),
+        (1, 2, 1, 0, False),
+        (2, 3, 1, 0, False),
+        (3, 4, 1, 0, True),
+        (5, 20, 15, 0, False),
+        (6, 20, 14, 0, True),
+        (3, 15, 12, 5, True),  # a fourth part of those who remained an hour ago
+        (0, 15, 15, 5, False),
+        (1, 17, 16, 3, False),
     ],
 )
 def test_unlikely__many_or_all__is_a_fault(
-    program: ModuleType, left: int, known: int, remain: int, unlikely: bool
+    program: ModuleType, left: int, known: int, remain: int, before: int, unlikely: bool
 ) -> None:
     names = [f"p{number}" for number in range(known)]
     wanted = dict.fromkeys(names[:remain], ("vision", "v"))
-    assert program.is_unlikely(names[:left], record(**dict.fromkeys(names, "vision")), wanted) is unlikely
+    assert program.is_unlikely(names[:left], record(**dict.fromkeys(names, "vision")), wanted, before) is unlikely
 
 
-def test_collisions__same_name_or_uid__are_named(program: ModuleType) -> None:
-    local = {"ada": 5001, "bob": 5002}
-    entries = [("ada", 7001), ("eve", 5002), ("carol", 7003), ("ada", 7001)]
-    assert program.collisions(local, entries) == [
-        "UID 5002 is that of bob in the inventory and of eve in the directory",
-        "ada is an account of the inventory and a person of the directory (UID 7001)",
+@pytest.mark.proves("identity", "People of a directory with an ID of a local account or of each other are refused.")
+def test_collisions__name_uid_or_gid_of_others__are_refused(program: ModuleType) -> None:
+    local, groups = {"ada": 5001, "bob": 5002}, {20001: "vision"}
+    known = {"victim": {"uid": 7005}}
+    entries = [
+        ("ada", 7001, 7000),
+        ("eve", 5002, 7000),
+        ("carol", 7003, 20001),
+        ("dora", 7004, 7000),
+        ("victim", 7005, 7000),
+        ("thief", 7005, 7000),
+        ("ada", 7001, 7000),
     ]
+    assert program.collisions(local, groups, entries, known) == {
+        "ada": (None, "ada is a local account and a person of the directory (UID 7001)"),
+        "eve": (False, "UID 5002 is that of the local account bob and of eve"),
+        "carol": (False, "GID 20001 is that of the local group vision and of carol"),
+        "victim": (None, "UID 7005 is that of victim and of thief in the directory"),
+        "thief": (False, "UID 7005 is that of thief and of victim in the directory"),
+    }
+
+
+class Node:
+    """A simulated head: what its commands print, and those that the program has run."""
+
+    def __init__(self) -> None:
+        self.people: dict[str, tuple[int, int]] = {}
+        self.groups: dict[str, str] = {}
+        self.jobs = ""
+        self.refused: set[str] = set()
+        self.run: list[tuple[str, ...]] = []
+
+    def output(self, *argv: str) -> tuple[int, str]:
+        if argv[:4] == ("getent", "-s", "sss", "group"):
+            return 0, self.groups[argv[5]]
+        if argv[0] == "getent":
+            rows = [(name, *ids) for name, ids in self.people.items() if {name, str(ids[0])} & {*argv[5:]}]
+            return 0, "".join(f"{name}:*:{uid}:{gid}::/:/bin/sh\n" for name, uid, gid in rows)
+        if argv[0] == "sssctl":
+            return 0, "Online status: Online\n"
+        if argv[0] == "squeue":
+            return 0, self.jobs
+        if argv[0] == "sacctmgr" and "show" in argv:
+            return 0, "|v\n|r\n" + "".join(f"{name}|v\n" for name in ("eve", "victim"))
+        self.run.append(tuple(word for word in argv if not word.startswith("--")))
+        self.jobs = "" if argv[0] == "scancel" else self.jobs
+        return 0, ""
+
+    def admissions(self, names: list[str]) -> dict[str, bool]:
+        return {name: name not in self.refused for name in names}
+
+
+@pytest.fixture
+def node(program: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Node:
+    node = Node()
+    node.groups = {"vision": "vision:*:7101:eve,victim\n", "robots": "robots:*:7102:\n"}
+    node.people = {"eve": (7001, 7000), "victim": (7002, 7000)}
+    monkeypatch.setattr(program, "output", node.output)
+    monkeypatch.setattr(program, "admissions", node.admissions)
+    monkeypatch.setattr(program, "RECORD", str(tmp_path / "record"))
+    return node
+
+
+def followed(program: ModuleType, people: dict[str, dict[str, Any]], departed: list[str] = []) -> Any:  # noqa: B006
+    """Follow the simulated directory once, with these recorded people."""
+    Path(program.RECORD).write_text(json.dumps({"people": people}))
+    accounts = [{"key": group, "value": account} for group, account in ACCOUNTS]
+    settings = {"cluster": "c", "accounts": accounts, "departed": departed, "local": {"ada": 5001}}
+    follower = program.Follower(settings, False)
+    follower.follow()
+    return follower
+
+
+EVE = {"group": "vision", "account": "v", "uid": 7001}
+VICTIM = {"group": "vision", "account": "v", "uid": 7002}
+
+
+@pytest.mark.proves(
+    "identity", "Of a leaver, who can submit no more, jobs with their name and their UID are cancelled."
+)
+def test_leaver__with_the_uid_of_another__ends_no_job_of_theirs(program: ModuleType, node: Node) -> None:
+    node.jobs = "11 7001 eve\n12 7002 victim\n13 7002 eve\n"
+    follower = followed(program, {"eve": dict(EVE), "victim": dict(VICTIM)}, ["eve"])
+    closed, cancelled = node.run[:2]
+    assert " ".join(closed) == "sacctmgr modify user where name=eve account=v cluster=c set maxsubmitjobs=0"
+    assert cancelled == ("scancel", "11")
+    assert follower.known == {"victim": VICTIM}
+    node.people["eve"] = (7002, 7000)
+    node.jobs = "12 7002 victim\n"
+    node.run.clear()
+    followed(program, {"eve": dict(EVE), "victim": dict(VICTIM)}, ["eve"])
+    assert "scancel" not in {argv[0] for argv in node.run}
+
+
+def test_leaver__who_returns_before_the_end__can_submit_again(program: ModuleType, node: Node) -> None:
+    follower = followed(program, {"eve": {**EVE, "closed": True}, "victim": VICTIM})
+    assert [argv[-1] for argv in node.run] == ["maxsubmitjobs=-1"]
+    assert follower.known["eve"] == EVE
+
+
+@pytest.mark.proves("identity", "A person with another UID than at first is reported; the record keeps the first.")
+def test_person__with_another_uid_than_at_first__is_reported(program: ModuleType, node: Node) -> None:
+    node.people["eve"] = (7009, 7000)
+    follower = followed(program, {"eve": EVE, "victim": VICTIM})
+    (said,) = follower.problems
+    assert said.startswith("eve: UID 7009 in the directory, but 7001 when the association was made")
+    assert follower.known["eve"] == EVE
+
+
+@pytest.mark.proves("identity", "In a group that cannot be read, those whom the directory refuses still leave.")
+def test_group__that_is_not_readable__ends_those_who_are_refused(program: ModuleType, node: Node) -> None:
+    node.groups["vision"] = ""
+    node.refused = {"eve"}
+    follower = followed(program, {"eve": dict(EVE), "victim": VICTIM})
+    assert follower.known == {"victim": VICTIM}
+    assert follower.problems == ["the directory's group vision is not readable, perhaps because of a member's name"]
+    assert len(follower.ended) == 1
+
+
+def test_departed__before_the_directory_answers__have_left(
+    program: ModuleType, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "admissions", lambda _: pytest.fail("eve had to leave before", pytrace=False))
+    with pytest.raises(pytest.fail.Exception):
+        followed(program, {"eve": dict(EVE), "victim": VICTIM}, ["eve"])
+    assert json.loads(Path(program.RECORD).read_text())["people"] == {"victim": VICTIM}
+
+
+def test_admissions__that_do_not_answer_in_time__are_unknown(
+    program: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    child = tmp_path / "child"
+    child.write_text("#!/bin/sh\necho ada yes; echo bob no\nexec sleep 600\n")
+    child.chmod(0o755)
+    monkeypatch.setattr(program, "ADMISSIONS", str(child))
+    monkeypatch.setattr(program, "SECONDS", 1)
+    assert program.admissions(["ada", "bob", "eve"]) == {"ada": True, "bob": False, "eve": None}
+
+
+def test_change__after_the_limit__leaves_the_rest_to_the_next_run(
+    program: ModuleType, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "LIMIT", -1)
+    follower = followed(program, {"eve": EVE, "victim": VICTIM}, ["eve"])
+    assert follower.problems == ["more than -1 s have passed: the next run continues"]
+    assert node.run == []
 
 
 def test_names__that_sacctmgr_could_take_for_options__are_left_out(

@@ -6,13 +6,13 @@ server responds. It changes only associations that it has made itself, which its
 changes, and on standard error what it does not do, and why. The record also has that, for clusterctl.
 
 A person has left if the directory no longer lists them in the group, if it or the inventory refuses them, or if the
-inventory no longer lists the group. Their jobs are cancelled first, because Slurm ends no association with jobs. If
-more people seem to have left than is likely, no association ends, unless an administrator accepts that.
+inventory no longer lists the group. They can submit no more jobs, and theirs are cancelled, because Slurm ends no
+association with jobs. If more people seem to have left than is likely, no association ends, unless an administrator
+accepts that.
 
 usage: slurm-directory [--accept-departures]
 """
 
-import ctypes
 import fcntl
 import json
 import os
@@ -24,15 +24,14 @@ import time
 SETTINGS = "/etc/clusterctl/slurm-directory.json"
 RECORD = "/var/lib/clusterctl/slurm-directory.json"
 LOCK = "/run/clusterctl-directory.lock"
-SERVICE = b"clusterctl-directory"
+ADMISSIONS = "/usr/local/sbin/directory-admissions"
 ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
 SECONDS = 60  # for each command
 ENDING = 60  # seconds in which cancelled jobs have to end
 NAME = r"[a-z_][a-z0-9_.-]{0,31}"
-MANY = 200  # people of one command
-LIKELY, PART = 2, 4  # so many departures at once, or this part of all people, are likely
-ACCEPT = ". If they have: slurm-directory --accept-departures"
-SUCCESS, REFUSED = 0, (6, 7, 10, 13)  # PAM_PERM_DENIED, _AUTH_ERR, _USER_UNKNOWN, _ACCT_EXPIRED: security/_pam_types.h
+LIMIT = 300  # seconds after which no further person is changed, and for which a second run waits
+LIKELY, PART = 2, 4  # so many departures in a day, or this part of all people, are likely
+DAY = 86400
 
 
 class FollowError(Exception):
@@ -71,36 +70,35 @@ def departures(known, accounts, members, admitted, departed):
     return sorted(refused), sorted(left)
 
 
-def is_unlikely(left, known, wanted):
-    """Return whether an answer of the directory is rather a fault: no person remains, or many have left at once."""
-    return bool(left) and (not wanted or len(left) > max(LIKELY, len(known) // PART))
+def is_unlikely(left, known, wanted, before):
+    """Return whether an answer of the directory is rather a fault: no person remains, or many have left in a day.
+
+    `before` is the number of those who left in the last day and are no longer known.
+    """
+    return bool(left) and (not wanted or len(left) + before > max(LIKELY, (len(known) + before) // PART))
 
 
-def unlikely_groups(left, known, wanted):
-    """Return by group the departures that are rather a fault, such as a group whose members the directory now hides."""
-    found = {}
-    for group in sorted({known[name]["group"] for name in left}):
-        recorded = [name for name, one in known.items() if one["group"] == group]
-        gone = [name for name in left if known[name]["group"] == group]
-        is_empty = all(one != group for one, _ in wanted.values())
-        if len(gone) > max(LIKELY, len(recorded) // PART) or (is_empty and len(recorded) > LIKELY):
-            found[group] = gone
-    return found
+def collisions(local, groups, entries, known):
+    """Return by name the people of the directory with a name or an ID of others: whether they can log in, and why.
 
-
-def collisions(local, entries):
-    """Return what accounts of the inventory, by name their UIDs, have in common with people of the directory.
-
-    `entries` are pairs of name and UID.
+    `local` has UIDs by name and `groups` names by GID, of the inventory and the node; `entries` are triples of name,
+    UID and GID. Of people with one UID, it stays unknown whether the recorded one can log in, so they do not leave.
     """
     owner = {uid: name for name, uid in local.items()}
-    found = []
-    for name, uid in entries:
+    found = {}
+    for name, uid, gid in sorted(set(entries)):
+        same = sorted({one for one, number, _ in entries if number == uid} - {name})
         if name in local:
-            found.append("%s is an account of the inventory and a person of the directory (UID %d)" % (name, uid))
+            found[name] = (None, "%s is a local account and a person of the directory (UID %d)" % (name, uid))
         elif uid in owner:
-            found.append("UID %d is that of %s in the inventory and of %s in the directory" % (uid, owner[uid], name))
-    return sorted(set(found))
+            found[name] = (False, "UID %d is that of the local account %s and of %s" % (uid, owner[uid], name))
+        elif gid in groups:
+            found[name] = (False, "GID %d is that of the local group %s and of %s" % (gid, groups[gid], name))
+        elif same:
+            is_recorded = name in known and known[name]["uid"] == uid
+            why = "UID %d is that of %s and of %s in the directory" % (uid, name, ", ".join(same[:8]))
+            found[name] = (None if is_recorded else False, why)
+    return found
 
 
 def output(*argv):
@@ -122,65 +120,48 @@ def output(*argv):
     return done.returncode, done.stdout
 
 
-def is_online():
-    """Return whether SSSD reaches a server."""
-    return output("sssctl", "domain-status", "directory", "--online")[1].strip() == "Online status: Online"
-
-
 def members_of(group):
-    """Return the members of a group of the directory, None if it is not known."""
+    """Return the members of a group of the directory, None if it is not known. Raises FollowError.
+
+    One member with an odd name makes getent print nothing, with exit status 0.
+    """
     status, text = output("getent", "-s", "sss", "group", "--", group)
     fields = text.strip().split(":")
-    return [name for name in fields[3].split(",") if name] if status == 0 and len(fields) == 4 else None
+    if status == 0 and len(fields) != 4:
+        raise FollowError("the directory's group %s is not readable, perhaps because of a member's name" % group)
+    return [name for name in fields[3].split(",") if name] if status == 0 else None
 
 
 def people(keys):
-    """Return pairs of name and UID of people of the directory with these names or UIDs."""
+    """Return name, UID and GID of people of the directory with these names or UIDs."""
     found = []
-    for start in range(0, len(keys), MANY):
-        text = output("getent", "-s", "sss", "passwd", "--", *keys[start : start + MANY])[1]
+    for start in range(0, len(keys), 200):
+        text = output("getent", "-s", "sss", "passwd", "--", *keys[start : start + 200])[1]
         rows = [line.split(":") for line in text.splitlines()]
-        found += [(row[0], int(row[2])) for row in rows if len(row) == 7 and row[2].isdigit()]
+        found += [(row[0], int(row[2]), int(row[3])) for row in rows if len(row) == 7 and (row[2] + row[3]).isdigit()]
     return found
 
 
-class Response(ctypes.Structure):
-    """pam_response of security/_pam_types.h."""
-
-    _fields_ = [("text", ctypes.c_char_p), ("code", ctypes.c_int)]
-
-
-CONVERSE = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p
-)
-
-
-class Conversation(ctypes.Structure):
-    """pam_conv of security/_pam_types.h."""
-
-    _fields_ = [("function", CONVERSE), ("data", ctypes.c_void_p)]
+def admissions(names):
+    """Return whether each person can log in, None if that is not known in time."""
+    found = dict.fromkeys(names)
+    with subprocess.Popen(
+        [ADMISSIONS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, universal_newlines=True, env=ENVIRONMENT
+    ) as child:
+        try:
+            text = child.communicate("\n".join(names), SECONDS * 2)[0]
+        except subprocess.TimeoutExpired:
+            child.kill()
+            text = child.communicate()[0]
+    rows = [line.split() for line in text.splitlines()]
+    return {**found, **{row[0]: {"yes": True, "no": False}.get(row[1]) for row in rows if len(row) == 2}}
 
 
-class Pam:
-    """Asks PAM whether a person can log in, by a service that asks SSSD and the file of role sssd."""
-
-    def __init__(self):
-        self.library = ctypes.CDLL("libpam.so.0")
-        self.library.pam_start.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p]
-        for name in ("pam_acct_mgmt", "pam_end"):
-            getattr(self.library, name).argtypes = [ctypes.c_void_p, ctypes.c_int]
-        # Messages to the person are not shown: PAM_CONV_ERR.
-        self.conversation = Conversation(CONVERSE(lambda *_: 19), None)
-
-    def admits(self, name):
-        """Return True or False, None if that is not known."""
-        handle = ctypes.c_void_p()
-        conversation = ctypes.byref(self.conversation)
-        if self.library.pam_start(SERVICE, name.encode(), conversation, ctypes.byref(handle)) != SUCCESS:
-            return None
-        status = self.library.pam_acct_mgmt(handle, 0)
-        self.library.pam_end(handle, status)
-        return True if status == SUCCESS else False if status in REFUSED else None
+def rows_of(path, fields):
+    """Return the rows of the node's own passwd or group."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        rows = [line.rstrip("\n").split(":") for line in file]
+    return [row for row in rows if len(row) == fields and row[2].isdigit()]
 
 
 def sacctmgr(*words):
@@ -197,40 +178,45 @@ def associations(cluster):
     return {tuple(line.split("|")) for line in text.splitlines()}
 
 
-def jobs_of(uid):
-    """Return the jobs of a user. Raises FollowError."""
-    status, text = output("squeue", "--all", "--noheader", "--format=%A %U")
+def jobs_of(name, uid):
+    """Return the jobs of a user with this name and UID. Raises FollowError.
+
+    For a UID that the directory no longer has, squeue prints the UID as name.
+    """
+    status, text = output("squeue", "--all", "--noheader", "--format=%A %U %u")
     if status != 0:
         raise FollowError("squeue: " + text.strip())
     rows = [line.split() for line in text.splitlines()]
-    return sorted({row[0] for row in rows if len(row) == 2 and row[1] == str(uid)})
+    return sorted({row[0] for row in rows if len(row) == 3 and row[1] == str(uid) and row[2] in (name, str(uid))})
 
 
 def cancel_jobs(name, uid):
     """Cancel the jobs of a user and wait for their end. Raises FollowError."""
-    jobs = jobs_of(uid)
+    jobs = jobs_of(name, uid)
     if jobs:
         output("scancel", *jobs)
         print("%s: jobs cancelled: %s" % (name, " ".join(jobs)), flush=True)
     deadline = time.monotonic() + ENDING
     while jobs and time.monotonic() < deadline:
         time.sleep(0.5)
-        jobs = jobs_of(uid)
+        jobs = jobs_of(name, uid)
     if jobs:
         raise FollowError("%s: jobs have not ended yet: %s" % (name, " ".join(jobs)))
 
 
-def set_default(cluster, names, account):
-    """Make an account the default of people who have an association with it. Raises FollowError."""
-    people = "name=" + ",".join(names)
-    sacctmgr("modify", "user", "where", people, "cluster=" + cluster, "set", "defaultaccount=" + account)
+def set_default(cluster, name, account):
+    """Make an account a person's default. Raises FollowError."""
+    sacctmgr("modify", "user", "where", "name=" + name, "cluster=" + cluster, "set", "defaultaccount=" + account)
 
 
-def end(cluster, name, account, present, default=None):
-    """End a person's association, or delete a user who has no other one. Raises FollowError.
+def limit_submission(cluster, name, account, jobs):
+    """Set how many jobs a person can have submitted, -1 for no limit. Raises FollowError."""
+    where = ("where", "name=" + name, "account=" + account, "cluster=" + cluster)
+    sacctmgr("modify", "user", *where, "set", "maxsubmitjobs=%d" % jobs)
 
-    If it is with their default account, `default` replaces that, or else one of their other accounts.
-    """
+
+def end(cluster, name, account, present):
+    """End a person's association, or delete a user who has no other one. Raises FollowError."""
     others = sorted({one for user, one in present if user == name} - {account})
     text = sacctmgr("show", "assoc", "user=" + name, "format=cluster")
     if not others and set(text.split()) <= {cluster}:
@@ -238,7 +224,7 @@ def end(cluster, name, account, present, default=None):
         return
     if others and sacctmgr("show", "user", "name=" + name, "format=defaultaccount").strip() == account:
         # Slurm does not end the association with a user's default account.
-        set_default(cluster, [name], default or others[0])
+        set_default(cluster, name, others[0])
     sacctmgr("delete", "user", "where", "name=" + name, "account=" + account, "cluster=" + cluster)
 
 
@@ -248,16 +234,18 @@ class Follower:
     def __init__(self, settings, accept):
         self.settings, self.accept = settings, accept
         self.accounts = [(one["key"], one["value"].lower()) for one in settings["accounts"]]
-        self.known = {}
+        self.deadline, self.online, self.problems = time.monotonic() + LIMIT, False, []
+        record = {"people": {}}
         if os.path.exists(RECORD):
             with open(RECORD) as file:
-                self.known = json.load(file)["people"]
-        self.online = False
-        self.problems = []
+                record = json.load(file)
+        self.known = record["people"]
+        # When people left; accepted departures no longer count.
+        self.ended = [] if accept else [at for at in record.get("ended", ()) if 0 <= time.time() - at < DAY]
 
     def write(self):
         """Write the record as a whole, readable for root alone."""
-        content = {"online": self.online, "people": self.known, "problems": self.problems}
+        content = {"ended": self.ended, "online": self.online, "people": self.known, "problems": self.problems}
         with open(os.open(RECORD + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             json.dump(content, file, indent=1, sort_keys=True)
             file.write("\n")
@@ -267,35 +255,53 @@ class Follower:
 
     def follow(self):
         """Converge, and report what is not done."""
+        # First, because it needs no answer of the directory.
+        self.change({}, {}, [name for name in sorted(self.known) if name in self.settings["departed"]])
         members = {group: self.members(group) for group, _ in self.accounts}
         names = sorted({name for some in members.values() for name in some or ()} | set(self.known))
-        pam = Pam()
-        admitted = {name: None if name in self.settings["local"] else pam.admits(name) for name in names}
-        found = dict(people(names))
-        local = self.settings["local"]
-        keys = [word for name, uid in sorted(local.items()) for word in (name, str(uid))]
-        self.problems += collisions(local, list(found.items()) + people(keys))
-        self.online = is_online()  # after the questions, of which the first without an answer changes that
+        entries = people(names)
+        found = {name: uid for name, uid, _ in entries}
+        admitted = admissions(names)
+        self.compare(entries, admitted)
+        # After the questions, of which the first without an answer changes that.
+        self.online = output("sssctl", "domain-status", "directory", "--online")[1].strip() == "Online status: Online"
         self.problems += [] if self.online else ["no server of the directory responds"]
         wanted = wanted_accounts(self.accounts, members, admitted)
         wanted = {name: wanted[name] for name in wanted if name in found}
         refused, left = departures(self.known, self.accounts, members, admitted, self.settings["departed"])
         if not self.online:  # what SSSD does not have in its cache looks as if it was gone
             wanted, left = {}, []
-        elif is_unlikely(left, self.known, wanted) and not self.accept:
+        elif is_unlikely(left, self.known, wanted, len(self.ended)) and not self.accept:
             what = "%d of %d people seem to have left the directory, so no association ends: %s"
-            self.problems.append(what % (len(left), len(self.known), ", ".join(left[:8])) + ACCEPT)
+            more = ". If they have: slurm-directory --accept-departures"
+            self.problems.append(what % (len(left), len(self.known), ", ".join(left[:8])) + more)
             left = []
-        elif not self.accept:
-            for group, gone in unlikely_groups(left, self.known, wanted).items():
-                what = "%d people seem to have left the group %s, so their associations do not end: %s"
-                self.problems.append(what % (len(gone), group, ", ".join(gone[:8])) + ACCEPT)
-                left = [name for name in left if name not in gone]
-        self.change(wanted, found, refused + left)
+        self.change(wanted, found, refused + left, left)
+
+    def compare(self, entries, admitted):
+        """Report people with IDs of others, or with another UID than before, and change who can log in."""
+        local = {row[0]: int(row[2]) for row in rows_of("/etc/passwd", 7)}
+        local.update(self.settings["local"])
+        groups = {int(row[2]): row[0] for row in rows_of("/etc/group", 4)}
+        others = people([word for name, uid in sorted(local.items()) for word in (name, str(uid))])
+        admitted.update(dict.fromkeys(local.keys() & admitted.keys()))  # the inventory's associations, not ours
+        for name, (can_log_in, why) in collisions(local, groups, entries + others, self.known).items():
+            self.problems.append(why)
+            admitted[name] = can_log_in
+        for name, uid, _ in entries:
+            if name in self.known and self.known[name]["uid"] != uid:
+                why = (
+                    "%s: UID %d in the directory, but %d when the association was made: nothing of UID %d will be ended"
+                )
+                self.problems.append(why % (name, uid, self.known[name]["uid"], uid))
 
     def members(self, group):
         """Return the members of a group of the directory, without names that are none in Slurm."""
-        found = members_of(group)
+        try:
+            found = members_of(group)
+        except FollowError as error:
+            self.problems.append(str(error))
+            return [name for name in sorted(self.known) if self.known[name]["group"] == group]
         if found is None:
             self.problems.append("the directory has no group %s" % group)
             return None
@@ -304,74 +310,61 @@ class Follower:
             self.problems.append("%s: cannot be users of Slurm: %s" % (group, ", ".join(map(ascii, odd[:8]))))
         return [name for name in found if name not in odd]
 
-    def change(self, wanted, found, leaving):
+    def change(self, wanted, found, leaving, counted=()):
         """End and add associations; one that Slurm refuses is tried again the next time."""
         cluster = self.settings["cluster"]
         present = associations(cluster) if wanted or leaving else set()
         for name in leaving:
-            self.attempt(self.leave, name, present)
+            self.attempt(self.leave, name, present, name in counted)
         for account in sorted({account for _, account in wanted.values()} - {one for _, one in present}):
             self.problems.append("Slurm has no account %s: list it in slurm_head_accounts" % account)
-        missing = {}
         for name, (group, account) in sorted(wanted.items()):
-            if ("", account) in present and (name, account) not in present:
-                missing.setdefault(account, []).append((name, {"account": account, "group": group, "uid": found[name]}))
-        for account, rows in sorted(missing.items()):
-            for start in range(0, len(rows), MANY):
-                self.add(account, dict(rows[start : start + MANY]), present)
-        for name, (group, account) in sorted(wanted.items()):
-            one = self.known.get(name)
-            if one and (name, account) in present:
-                if one["account"] != account:
-                    self.attempt(self.move, name, account, present)
-                if one["account"] == account:
-                    one.update(group=group, uid=found[name])
+            if ("", account) in present:
+                self.attempt(self.admit, name, group, account, found[name], present)
 
-    def attempt(self, function, *arguments):
-        """Change one person or several, and keep the record."""
+    def attempt(self, function, name, *arguments):
+        """Change one person, and keep the record."""
+        if time.monotonic() > self.deadline:
+            late = "more than %d s have passed: the next run continues" % LIMIT
+            self.problems += [late] if late not in self.problems else []
+            return
         try:
-            function(*arguments)
+            function(name, *arguments)
         except FollowError as error:
             self.problems.append(str(error))
         self.write()
 
-    def leave(self, name, present):
+    def leave(self, name, present, is_counted):
         """End what the record has of a person."""
         one = self.known[name]
+        has_one = (name, one["account"]) in present
+        if has_one:  # a job could submit another one while it is cancelled
+            one["closed"] = True
+            self.write()
+            limit_submission(self.settings["cluster"], name, one["account"], 0)
         cancel_jobs(name, one["uid"])
-        if (name, one["account"]) in present:
+        if has_one:
             end(self.settings["cluster"], name, one["account"], present)
             print("%s: association with %s ended" % (name, one["account"]), flush=True)
         del self.known[name]
+        self.ended += [int(time.time())] if is_counted and not self.accept else []
 
-    def add(self, account, people, present):
-        """Give people an association with an account, their default if they have no other one, and record them."""
-        cluster, names = self.settings["cluster"], sorted(people)
-        try:
-            sacctmgr("add", "user", "name=" + ",".join(names), "account=" + account, "cluster=" + cluster)
-        except FollowError as error:
-            half = len(names) // 2
-            if not half:
-                self.problems.append(str(error))
-            for some in (names[:half], names[half:]) if half else ():  # one whom Slurm refuses keeps out no other
-                self.add(account, {name: people[name] for name in some}, present)
-            return
-        new = sorted(people.keys() - {user for user, _ in present})
-        for name in names:
+    def admit(self, name, group, account, uid, present):
+        """Give a person the association with an account, and end the recorded one with another account."""
+        cluster, before = self.settings["cluster"], self.known.get(name)
+        made = (name, account) not in present
+        if made:
+            sacctmgr("add", "user", "name=" + name, "account=" + account, "cluster=" + cluster)
+            set_default(cluster, name, account)
             print("%s: associated with %s" % (name, account), flush=True)
+        if before and before["account"] != account and (name, before["account"]) in present:
             present.add((name, account))
-            self.known.setdefault(name, people[name])  # a record of another account stays until that has ended
-        self.write()
-        if new:
-            self.attempt(set_default, cluster, new, account)
-
-    def move(self, name, account, present):
-        """End the recorded association of a person who has one with another account now."""
-        before = self.known[name]["account"]
-        if (name, before) in present:
-            end(self.settings["cluster"], name, before, present, account)
-            print("%s: association with %s ended" % (name, before), flush=True)
-        self.known[name]["account"] = account
+            end(cluster, name, before["account"], present)
+            print("%s: association with %s ended" % (name, before["account"]), flush=True)
+        elif before and before.get("closed"):
+            limit_submission(cluster, name, account, -1)
+        if made or before:  # one that was made by hand stays
+            self.known[name] = {"account": account, "group": group, "uid": before["uid"] if before else uid}
 
 
 def main(arguments):
@@ -382,7 +375,15 @@ def main(arguments):
     with open(SETTINGS) as file:
         settings = json.load(file)
     with open(LOCK, "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        for _ in range(2 * LIMIT):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.5)
+        else:
+            print("another slurm-directory has been running for %d s" % LIMIT, file=sys.stderr)
+            return 0
         follower = Follower(settings, bool(arguments))
         try:
             follower.follow()
