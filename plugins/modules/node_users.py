@@ -88,7 +88,7 @@ options:
   departed:
     description:
       - Names of people of a directory who left. Their sessions, crontab and at jobs end as with C(state=absent).
-      - A local account of that name stays.
+      - A local account of that name stays. Nothing ends if the directory gives them the UID of another user.
     type: list
     elements: str
     default: []
@@ -230,14 +230,22 @@ def left_behind(name: str, uid: int, root: str = "") -> list[Path]:
 
 
 def from_directory(name: str) -> int | None:
-    """Return the UID of a person of a directory, None if no directory has them or answers."""
+    """Return the UID of a person of a directory, None if no directory has them or answers, or the UID is another's."""
+    fields = resolved("-s", "sss", "passwd", "--", name)
+    is_theirs = bool(fields) and fields[2].isdigit() and resolved("passwd", "--", fields[2])[:1] == [name]
+    return int(fields[2]) if is_theirs else None
+
+
+def resolved(*argv: str) -> list[str]:
+    """Return the entry of a user that getent prints, nothing without an answer."""
     try:
-        argv = ["getent", "-s", "sss", "passwd", "--", name]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, timeout=20)
+        done = subprocess.run(
+            ["getent", *argv], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, timeout=20
+        )
     except (OSError, subprocess.TimeoutExpired):
-        return None
+        return []
     fields = done.stdout.strip().split(":")
-    return int(fields[2]) if done.returncode == 0 and len(fields) == 7 and fields[2].isdigit() else None
+    return fields if done.returncode == 0 and len(fields) == 7 else []
 
 
 def end(name: str, uid: int) -> str:

@@ -116,3 +116,26 @@ def test_a_missing_group_and_a_wrong_number_are_seen() -> None:
         ["groupadd", "--gid", "2", "--", "new"],
     ]
     assert [what for _, what, _ in steps] == ["gid 1, was 20001", "created, gid 2"]
+
+
+GETENT = """#!/bin/sh
+case "$*" in
+"-s sss passwd -- eve") echo eve:*:7001:7000::/:/bin/sh ;;
+"passwd -- 7001") echo eve:*:7001:7000::/:/bin/sh ;;
+"-s sss passwd -- thief") echo thief:*:7002:7000::/:/bin/sh ;;
+"passwd -- 7002") echo victim:*:7002:7000::/:/bin/sh ;;
+*) exit 2 ;;
+esac
+"""
+
+
+@pytest.mark.proves("identity", "A leaver with the UID of another user ends nothing of theirs.")
+def test_person_of_a_directory__with_the_uid_of_another__has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "getent").write_text(GETENT)
+    (tmp_path / "getent").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert MODULE.from_directory("eve") == 7001
+    assert MODULE.from_directory("thief") is None
+    assert MODULE.from_directory("nobody-else") is None
