@@ -48,6 +48,11 @@ def check(reading: Reading) -> None:
         if host.get("sssd_id_mapping", False) is True and host.get("sssd_schema", "") != "ad":
             message = "computes IDs from SIDs, which only sssd_schema: ad has"
             reading.refuse(host.place("sssd_id_mapping"), "sssd_id_mapping", message)
+        highest = host.get("sssd_highest_id", None)
+        lowest = host.get("sssd_lowest_id", 1000)
+        if isinstance(highest, int) and isinstance(lowest, int) and highest < lowest:
+            message = f"{highest} is below sssd_lowest_id, {lowest}, so that all entries would be ignored"
+            reading.refuse(host.place("sssd_highest_id"), "sssd_highest_id", message)
 
 
 def check_accounts(reading: Reading, given: Given) -> None:

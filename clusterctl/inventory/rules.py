@@ -236,8 +236,8 @@ _RULES = (
     ),
     Rule("sssd_(base|bind_dn)", _matches(r"[A-Za-z]+=[^\x00-\x1f]+"), "an entry such as dc=example,dc=org"),
     Rule("sssd_ssh_key_attribute", _matches("[A-Za-z][A-Za-z0-9;-]*"), "an attribute such as sshPublicKey"),
-    Rule("sssd_home_pattern", _matches(r"(/[\w.+%-]+)+"), "a path such as /home/%u"),
-    Rule("sssd_lowest_id", lambda v: 500 <= v <= 2**31 - 1, "500 to 2147483647", number=True),
+    Rule("sssd_home_pattern", _matches(r"(/([\w.+-]|%u)+)+"), "a path such as /home/%u"),
+    Rule("sssd_(lowest|highest)_id", lambda v: 500 <= v <= 2**31 - 1, "500 to 2147483647", number=True),
     Rule(
         "sssd_login_groups|sssd_slurm_accounts",
         _matches("[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"),

@@ -535,6 +535,8 @@ inventory(
         "Meaning: group of the directory with a blank": 'got "gpu users", expected a name of letters, digits',
         "Meaning: group of the directory that a local one hides": "vision is a local group, which hides one of the",
         "Meaning: account of Slurm with a blank": 'got "all users", expected a name of letters, digits',
+        "Meaning: home that the directory chooses": 'got "%o", expected a path such as /home/%u',
+        "Meaning: range of IDs without one": "999 is below sssd_lowest_id, 1000, so that all entries",
         "Meaning: IDs from SIDs without Active Directory": "computes IDs from SIDs, which only sssd_schema: ad has",
         "Meaning: account without a UID": "missing, expected a UID; only state: absent for a person of the directory",
         "Meaning: setting of a person who left": "has no effect for a person of the directory",
@@ -547,6 +549,8 @@ all:
     sssd_base: dc=example,dc=org
     sssd_login_groups: [§gpu users, §vision]
     sssd_slurm_accounts: {staff: §all users}
+    sssd_home_pattern: §"%o"
+    sssd_highest_id: §999
     sssd_id_mapping: §true
     users_groups: [{name: vision, gid: 9000}]
     users_accounts:
