@@ -93,23 +93,49 @@ FIRST = {("eve", "vision"), ("dora", "vision"), ("frank", "robots")}
 def test_person__of_the_directory__logs_in_and_runs_a_job(lab: TestLab, ldap: Directory, key: Path) -> None:
     done = session(lab, key, "eve", LOGIN, "id -u; stat -c '%U %a' ~; srun --mem=50M --chdir=/ sh -c 'hostname; id -u'")
     assert done.stdout.split() == ["7001", "eve", "700", "gpu01", "7001"], done.stderr
-    assert follow(lab) == [
-        "alice is an account of the inventory and a person of the directory (UID 7006)"
-    ]  # see the test of local accounts
+    assert follow(lab) == []
     assert associations(lab) == FIRST
     for name, node in (("mallory", LOGIN), ("eve", "head1"), ("eve", "gpu01")):
         assert session(lab, key, name, node, "true").returncode == 255, (name, node)
+    for name, said in (("eve", "eve"), ("mallory", "refused")):
+        assert lab.root(LOGIN, f"su {name} -c whoami || echo refused").strip() == said
 
 
 @pytest.mark.long
-@pytest.mark.proves("identity", "Keys of the directory open no local account of the same name, which is reported.")
+@pytest.mark.proves("identity", "A person with an administrator's UID cannot log in, which is reported.")
+def test_person__with_the_uid_of_a_local_account__is_refused(lab: TestLab, ldap: Directory, key: Path) -> None:
+    uid = int(lab.root(LOGIN, "id -u alice"))
+    for name, number in (("heidi", uid), ("../up", 7009)):
+        ldap.add_person(name, number, Path(f"{key}.pub").read_text().strip())
+        for group in ("gpu-users", "vision"):
+            ldap.change(f"cn={group},ou=groups", "add: memberUid", f"memberUid: {name}")
+    try:
+        assert session(lab, key, "heidi", LOGIN, "true").returncode == 255
+        lab.root(LOGIN, f"install -d -o {uid} -m 700 /home/heidi /home/heidi/.ssh")
+        lab.root(LOGIN, f"echo '{Path(f'{key}.pub').read_text().strip()}' >/home/heidi/.ssh/authorized_keys")
+        assert session(lab, key, "heidi", LOGIN, "true").returncode == 255
+        assert lab.root(LOGIN, "su heidi -c true || echo refused") == "refused\n"
+        assert lab.root(LOGIN, "getent -s sss passwd -- ../up || echo unknown") == "unknown\n"
+        problems = follow(lab)
+        assert f"UID {uid} is that of the local account alice and of heidi" in problems
+        assert associations(lab) == FIRST
+    finally:
+        for name in ("heidi", "../up"):
+            for group in ("gpu-users", "vision"):
+                ldap.change(f"cn={group},ou=groups", "delete: memberUid", f"memberUid: {name}")
+            ldap.remove(f"uid={name},ou=people")
+        lab.root(LOGIN, "rm -r /home/heidi")
+    assert follow(lab) == []
+
+
+@pytest.mark.long
+@pytest.mark.proves("identity", "Keys of the directory open no local account of the same name, which SSSD ignores.")
 def test_local_account__of_a_name_of_the_directory__keeps_its_own_keys(
     lab: TestLab, ldap: Directory, key: Path
 ) -> None:
     assert session(lab, key, "alice", LOGIN, "true").returncode == 255
-    done = clusterctl("status", str(lab.inventory), "--output", "json")
-    (said,) = json.loads(done.stdout)["directory"]
-    assert said.startswith("alice is an account of the inventory and a person of the directory")
+    for node in lab.nodes:
+        assert lab.root(node, "getent -s sss passwd alice || echo unknown") == "unknown\n"
     ldap.change("cn=gpu-users,ou=groups", "delete: memberUid", "memberUid: alice")
     ldap.remove("uid=alice,ou=people")
     assert follow(lab) == []

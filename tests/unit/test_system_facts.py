@@ -22,7 +22,7 @@ from .test_role_plugins import plugin
 
 MODULE = plugin("modules/system_facts")
 SAMPLES = yaml.safe_load((REPOSITORY / "tests/samples/systems.yaml").read_text(encoding="utf-8"))
-SET_BY_OTHERS = {"getent_group", "kubernetes_objects_waiting"}
+SET_BY_OTHERS = {"getent_group", "getent_passwd", "kubernetes_objects_waiting"}
 TESTING = 'PRETTY_NAME="Debian GNU/Linux forky/sid"\nNAME="Debian GNU/Linux"\nVERSION_CODENAME=forky\nID=debian\n'
 
 

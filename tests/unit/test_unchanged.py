@@ -162,6 +162,7 @@ REVIEWED: Mapping[str, set[str]] = {
     },
     "slurm_worker": {"command: Restart Slurm's controller"},  # after a change
     "sssd": {
+        "getent: Read the node's own accounts",  # filter_users has those of the inventory, too
         "command: Let Slurm's associations follow the directory",  # as its timer does; they are not in the digest
         "node_users: End what people who left have on this node",  # they can no longer log in
     },
