@@ -21,6 +21,10 @@ import subprocess
 import sys
 import time
 
+sys.dont_write_bytecode = True  # uninstalling has to leave the directory empty
+sys.path.insert(0, "/usr/local/lib/clusterctl")
+from directory_rules import collisions, departures, is_unlikely, unlikely_groups, wanted_accounts  # noqa: E402
+
 SETTINGS = "/etc/clusterctl/slurm-directory.json"
 RECORD = "/var/lib/clusterctl/slurm-directory.json"
 LOCK = "/run/clusterctl-directory.lock"
@@ -30,75 +34,13 @@ SECONDS = 60  # for each command
 ENDING = 60  # seconds in which cancelled jobs have to end
 NAME = r"[a-z_][a-z0-9_.-]{0,31}"
 LIMIT = 300  # seconds after which no further person is changed, and for which a second run waits
-LIKELY, PART = 2, 4  # so many departures in a day, or this part of all people, are likely
+MANY = 200  # people of one question
 DAY = 86400
+ACCEPT = ". If they have: slurm-directory --accept-departures"
 
 
 class FollowError(Exception):
     """Slurm cannot be changed; the text says why."""
-
-
-def wanted_accounts(accounts, members, admitted):
-    """Return by name the group and the account of people who are to have an association.
-
-    `accounts` are pairs of group and account; of a person's groups the first counts. `members` has the people of each
-    group, None if it is not known; `admitted` whether a person can log in, None if that is not known.
-    """
-    found = {}
-    for group, account in accounts:
-        for name in members[group] or ():
-            if admitted[name] is True:
-                found.setdefault(name, (group, account))
-    return found
-
-
-def departures(known, accounts, members, admitted, departed):
-    """Return the recorded people whom the inventory refuses, and those who are no longer in the directory.
-
-    A person whose group is not known, or of whom it is not known whether they can log in, has not left.
-    """
-    groups = [group for group, _ in accounts]
-    refused = [name for name in known if name in departed or known[name]["group"] not in groups]
-    wanted = wanted_accounts(accounts, members, admitted)
-    is_known = {name: members.get(one["group"]) is not None for name, one in known.items()}
-    left = [
-        name
-        for name in known
-        if name not in wanted and name not in refused and is_known[name] and admitted.get(name, False) is not None
-    ]
-    refused = [name for name in refused if name in departed or name not in wanted]
-    return sorted(refused), sorted(left)
-
-
-def is_unlikely(left, known, wanted, before):
-    """Return whether an answer of the directory is rather a fault: no person remains, or many have left in a day.
-
-    `before` is the number of those who left in the last day and are no longer known.
-    """
-    return bool(left) and (not wanted or len(left) + before > max(LIKELY, (len(known) + before) // PART))
-
-
-def collisions(local, groups, entries, known):
-    """Return by name the people of the directory with a name or an ID of others: whether they can log in, and why.
-
-    `local` has UIDs by name and `groups` names by GID, of the inventory and the node; `entries` are triples of name,
-    UID and GID. Of people with one UID, it stays unknown whether the recorded one can log in, so they do not leave.
-    """
-    owner = {uid: name for name, uid in local.items()}
-    found = {}
-    for name, uid, gid in sorted(set(entries)):
-        same = sorted({one for one, number, _ in entries if number == uid} - {name})
-        if name in local:
-            found[name] = (None, "%s is a local account and a person of the directory (UID %d)" % (name, uid))
-        elif uid in owner:
-            found[name] = (False, "UID %d is that of the local account %s and of %s" % (uid, owner[uid], name))
-        elif gid in groups:
-            found[name] = (False, "GID %d is that of the local group %s and of %s" % (gid, groups[gid], name))
-        elif same:
-            is_recorded = name in known and known[name]["uid"] == uid
-            why = "UID %d is that of %s and of %s in the directory" % (uid, name, ", ".join(same[:8]))
-            found[name] = (None if is_recorded else False, why)
-    return found
 
 
 def output(*argv):
@@ -135,8 +77,8 @@ def members_of(group):
 def people(keys):
     """Return name, UID and GID of people of the directory with these names or UIDs."""
     found = []
-    for start in range(0, len(keys), 200):
-        text = output("getent", "-s", "sss", "passwd", "--", *keys[start : start + 200])[1]
+    for start in range(0, len(keys), MANY):
+        text = output("getent", "-s", "sss", "passwd", "--", *keys[start : start + MANY])[1]
         rows = [line.split(":") for line in text.splitlines()]
         found += [(row[0], int(row[2]), int(row[3])) for row in rows if len(row) == 7 and (row[2] + row[3]).isdigit()]
     return found
@@ -215,8 +157,11 @@ def limit_submission(cluster, name, account, jobs):
     sacctmgr("modify", "user", *where, "set", "maxsubmitjobs=%d" % jobs)
 
 
-def end(cluster, name, account, present):
-    """End a person's association, or delete a user who has no other one. Raises FollowError."""
+def end(cluster, name, account, present, default=None):
+    """End a person's association, or delete a user who has no other one. Raises FollowError.
+
+    If it is with their default account, `default` replaces that, or else one of their other accounts.
+    """
     others = sorted({one for user, one in present if user == name} - {account})
     text = sacctmgr("show", "assoc", "user=" + name, "format=cluster")
     if not others and set(text.split()) <= {cluster}:
@@ -224,7 +169,7 @@ def end(cluster, name, account, present):
         return
     if others and sacctmgr("show", "user", "name=" + name, "format=defaultaccount").strip() == account:
         # Slurm does not end the association with a user's default account.
-        set_default(cluster, name, others[0])
+        set_default(cluster, name, default or others[0])
     sacctmgr("delete", "user", "where", "name=" + name, "account=" + account, "cluster=" + cluster)
 
 
@@ -273,9 +218,13 @@ class Follower:
             wanted, left = {}, []
         elif is_unlikely(left, self.known, wanted, len(self.ended)) and not self.accept:
             what = "%d of %d people seem to have left the directory, so no association ends: %s"
-            more = ". If they have: slurm-directory --accept-departures"
-            self.problems.append(what % (len(left), len(self.known), ", ".join(left[:8])) + more)
+            self.problems.append(what % (len(left), len(self.known), ", ".join(left[:8])) + ACCEPT)
             left = []
+        elif not self.accept:
+            for group, gone in unlikely_groups(left, self.known, wanted).items():
+                what = "%d people seem to have left the group %s, so their associations do not end: %s"
+                self.problems.append(what % (len(gone), group, ", ".join(gone[:8])) + ACCEPT)
+                left = [name for name in left if name not in gone]
         self.change(wanted, found, refused + left, left)
 
     def compare(self, entries, admitted):
@@ -319,17 +268,19 @@ class Follower:
         for account in sorted({account for _, account in wanted.values()} - {one for _, one in present}):
             self.problems.append("Slurm has no account %s: list it in slurm_head_accounts" % account)
         for name, (group, account) in sorted(wanted.items()):
-            if ("", account) in present:
+            one = self.known.get(name)
+            is_as_wanted = one and (one["account"], one["group"], one.get("closed")) == (account, group, None)
+            if ("", account) in present and not ((name, account) in present and (is_as_wanted or not one)):
                 self.attempt(self.admit, name, group, account, found[name], present)
 
-    def attempt(self, function, name, *arguments):
+    def attempt(self, function, *arguments):
         """Change one person, and keep the record."""
         if time.monotonic() > self.deadline:
             late = "more than %d s have passed: the next run continues" % LIMIT
             self.problems += [late] if late not in self.problems else []
             return
         try:
-            function(name, *arguments)
+            function(*arguments)
         except FollowError as error:
             self.problems.append(str(error))
         self.write()
@@ -352,19 +303,21 @@ class Follower:
     def admit(self, name, group, account, uid, present):
         """Give a person the association with an account, and end the recorded one with another account."""
         cluster, before = self.settings["cluster"], self.known.get(name)
-        made = (name, account) not in present
-        if made:
+        is_new = all(user != name for user, _ in present)
+        if (name, account) not in present:
             sacctmgr("add", "user", "name=" + name, "account=" + account, "cluster=" + cluster)
-            set_default(cluster, name, account)
             print("%s: associated with %s" % (name, account), flush=True)
-        if before and before["account"] != account and (name, before["account"]) in present:
+            self.known.setdefault(name, {"account": account, "group": group, "uid": uid})
             present.add((name, account))
-            end(cluster, name, before["account"], present)
+            if is_new:
+                set_default(cluster, name, account)
+        if before and before["account"] != account and (name, before["account"]) in present:
+            end(cluster, name, before["account"], present, account)
             print("%s: association with %s ended" % (name, before["account"]), flush=True)
         elif before and before.get("closed"):
             limit_submission(cluster, name, account, -1)
-        if made or before:  # one that was made by hand stays
-            self.known[name] = {"account": account, "group": group, "uid": before["uid"] if before else uid}
+        if before:
+            self.known[name] = {"account": account, "group": group, "uid": before["uid"]}
 
 
 def main(arguments):
