@@ -98,6 +98,15 @@ def test_task_prolog__missing__does_nothing(
     assert program.read_text() == "installed"
 
 
+def test_task_prolog__that_cannot_be_created__is_told(
+    tmp_path: Path, prolog: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Slurm would drain the node for a Prolog that fails."""
+    monkeypatch.setattr(prolog, "TASK_PROLOG", str(tmp_path / "none/task-prolog"))
+    prolog.task_prolog()
+    assert "cannot create" in capsys.readouterr().err
+
+
 def test_task_prolog__of_slurm_conf__is_made() -> None:
     """The file of the head and that of the role slurm_worker have the same path."""
     roles = paths.content() / "roles"

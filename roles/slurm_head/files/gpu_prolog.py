@@ -80,15 +80,16 @@ def task_prolog():
     if os.path.exists(TASK_PROLOG):
         return
     new = "%s.%d" % (TASK_PROLOG, os.getpid())
-    with open(new, "w") as file:
-        file.write("#!/bin/sh\n")  # Slurm starts it without a shell, so it cannot be empty
-    os.chmod(new, 0o755)  # noqa: S103 - run by all users
     try:
+        with open(new, "w") as file:
+            file.write("#!/bin/sh\n")  # Slurm starts it without a shell, so it cannot be empty
+        os.chmod(new, 0o755)  # noqa: S103 - run by all users
         os.link(new, TASK_PROLOG)  # not over one that a run has installed meanwhile
-    except FileExistsError:
-        pass
-    finally:
         os.unlink(new)
+    except FileExistsError:
+        os.unlink(new)
+    except OSError as error:
+        print("gpu-prolog: cannot create %s: %s" % (TASK_PROLOG, error.strerror), file=sys.stderr)
 
 
 def main():
