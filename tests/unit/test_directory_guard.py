@@ -50,7 +50,7 @@ def guard(tmp_path: Path) -> Path:
     return tmp_path / "guard"
 
 
-@pytest.mark.proves("identity", "A person of the directory with an ID of a local account or group cannot log in.")
+@pytest.mark.proves("identity", "A person of the directory with an ID of a local account cannot log in.")
 @pytest.mark.parametrize(
     ("name", "admitted"),
     [

@@ -86,7 +86,7 @@ def test_unlikely__many_or_all__is_a_fault(
     assert program.is_unlikely(names[:left], record(**dict.fromkeys(names, "vision")), wanted, before) is unlikely
 
 
-@pytest.mark.proves("identity", "People of a directory with an ID of a local account or of each other are refused.")
+@pytest.mark.proves("identity", "People of a directory with an ID of others are refused.")
 def test_collisions__name_uid_or_gid_of_others__are_refused(program: ModuleType) -> None:
     local, groups = {"ada": 5001, "bob": 5002}, {20001: "vision"}
     known = {"victim": {"uid": 7005}}
@@ -163,9 +163,7 @@ EVE = {"group": "vision", "account": "v", "uid": 7001}
 VICTIM = {"group": "vision", "account": "v", "uid": 7002}
 
 
-@pytest.mark.proves(
-    "identity", "Of a leaver, who can submit no more, jobs with their name and their UID are cancelled."
-)
+@pytest.mark.proves("identity", "Of a leaver, only jobs with their name and UID are cancelled.")
 def test_leaver__with_the_uid_of_another__ends_no_job_of_theirs(program: ModuleType, node: Node) -> None:
     node.jobs = "11 7001 eve\n12 7002 victim\n13 7002 eve\n"
     follower = followed(program, {"eve": dict(EVE), "victim": dict(VICTIM)}, ["eve"])

@@ -6,7 +6,7 @@ server responds. It changes only associations that it has made itself, which its
 changes, and on standard error what it does not do, and why. The record also has that, for clusterctl.
 
 A person has left if the directory no longer lists them in the group, if it or the inventory refuses them, or if the
-inventory no longer lists the group. They can submit no more jobs, and theirs are cancelled, because Slurm ends no
+inventory no longer lists the group. They can submit no more jobs, and their jobs are cancelled, because Slurm ends no
 association with jobs. If more people seem to have left than is likely, no association ends, unless an administrator
 accepts that.
 
