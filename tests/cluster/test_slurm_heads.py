@@ -177,7 +177,7 @@ def test_bootstrap__head_without_the_shared_storage__is_refused(lab: TestLab) ->
     try:
         done = clusterctl("bootstrap", str(lab.inventory), "--full")
         assert done.returncode == 5, described(done)
-        assert "/shared/slurm is not the directory that head" in done.stdout
+        assert "/shared/slurm is not the directory that head" in " ".join(done.stdout.split())
     finally:
         lab.root("head2", "umount /shared")
     assert lab.root("head2", "systemctl is-active slurmctld") == "active\n"

@@ -117,6 +117,7 @@ VARIABLES: Mapping[str, Any] = {
     "pyxis_source_sha256": "f" * 64,
     "nfs_client_mounts": [{"path": "/data", "source": "nas.example:/data"}],
     "nfs_server_home_quota": {"soft": "400G", "hard": "500G"},
+    "slurm_head_power_bmc_user": "operator",
     "slurm_worker_scratch": "/local",
     "sssd_base": "dc=example,dc=org",
     "sssd_bind_dn": "cn=reader,dc=example,dc=org",

@@ -110,7 +110,7 @@ REVIEWED: Mapping[str, set[str]] = {
     "nfs_client": {"command: Find what the mounts would hide, and former mounts"},
     "nfs_server": {  # quotas are not in the digest: their inventory is
         "command: Find exports that are no file systems of their own",
-        "file: Create the directories to export",
+        "command: Create the directories to export",
         "nfs_quotas: Check that the homes are on a file system with quotas",
         "nfs_quotas: Set the quotas of homes",
     },
