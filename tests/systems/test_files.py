@@ -49,6 +49,7 @@ VENDORS = {
     "elasticsearch.service": "Type=notify\nExecStart=/usr/share/elasticsearch/bin/systemd-entrypoint",
     "filebeat.service": "ExecStart=/usr/share/filebeat/bin/filebeat",
     "grafana-server.service": "Type=notify\nExecStart=/usr/share/grafana/bin/grafana server",
+    "haproxy.service": "Type=notify\nExecStart=/usr/sbin/haproxy -Ws",
     "kibana.service": "Type=simple\nExecStart=/usr/share/kibana/bin/kibana",
     "kubelet.service": "ExecStart=/usr/bin/kubelet\nRestart=always",
     "logstash.service": "Type=simple\nExecStart=/usr/share/logstash/bin/logstash",
