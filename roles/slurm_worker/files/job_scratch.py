@@ -133,7 +133,7 @@ def unmount(directory: int, name: str) -> None:
     here = os.readlink(f"/proc/self/fd/{directory}")
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
         points = [re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), line.split(" ")[4]) for line in table]
-    for point in points:
+    for point in reversed(points):  # the last one may hide others
         if f"{point}/".startswith(f"{here}/{name}/"):
             with contextlib.suppress(OSError):  # detached with the one above it
                 detach(directory, point[len(here) + 1 :].split("/"))
