@@ -846,7 +846,7 @@ together(
         ("a mapping for a list", "users_accounts: §{name: ada}", "got a mapping, expected a list"),
         ("a text for a mapping", "users_accounts: [§ada]", 'got "ada", expected a mapping'),
         ("a mapping for a path", "ansible_ssh_private_key_file: §{a: b}", "got a mapping, expected text"),
-        ("an incomplete mapping", "users_accounts: [§{name: ada}]", "missing, expected a UID"),
+        ("an incomplete mapping", "users_accounts: [{name: §ada}]", "missing, expected a UID"),
         ("an unknown key", "users_accounts: [{name: ada, uid: 5001, §shel: a}]", "(did you mean shell?)"),
         ("an unknown choice", "users_accounts: [{name: a, uid: 5001, state: §absen}]", "(did you mean absent?)"),
         ("an unknown choice in a list", "gpu_health_skip: [ecc, §xids]", "(did you mean xid?)"),
