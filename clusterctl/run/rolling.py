@@ -170,8 +170,8 @@ class Rolling(Phase):
         busy = wait_for_jobs(site, run.screen, self.cause, drained, self.pace.minutes) if drained else []
         self.failed += busy
         ready = [name for name in names if name not in busy]
-        told = site.inventory.in_group(SLURM.head) or (site.inventory.head,)
-        informed = [host.name for host in told if {*ready} & {*self.divided} and host.name not in site.skipped]
+        controllers = site.inventory.in_group(SLURM.head) or (site.inventory.head,)
+        informed = [host.name for host in controllers if {*ready} & {*self.divided} and host.name not in site.skipped]
         if error := self._play(run, self.playbook, list(dict.fromkeys([*informed, *ready])), self.variables):
             return error
         if self.reboots:
