@@ -1,12 +1,14 @@
 """The labs that tests share."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.cluster.gpus import Site, everything
 from tests.cluster.lab import TestLab, fresh, submit
 from tests.cluster.members import AT_ONCE, JOB, JOBS, Growing, crowd, states
+from tests.cluster.sessions import new_key
 from tests.cluster.slurm import slurm_lab
 from tests.cluster.watched import watched_lab
 from tests.faults.injury import wait_until
@@ -19,6 +21,12 @@ def lab() -> Iterator[TestLab]:
     """A fresh lab of one head and two workers; the tests of test_bootstrap.py take it from empty to working."""
     with fresh("main") as lab:
         yield lab
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's SSH key."""
+    return new_key(tmp_path_factory.mktemp("user"))
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,16 @@ from tests.cluster.lab import ALICE, SSH_LIMIT, TestLab, podman
 from tests.faults.injury import container
 
 
-def key_of_alice(lab: TestLab, folder: Path, nodes: Sequence[str]) -> Path:
-    """Return a key that alice has let in on these workers by a job of hers, which no rule keeps a user from."""
+def new_key(folder: Path) -> Path:
+    """Make a key pair in a folder; return the private key's file, beside which the public one is."""
     path = folder / "key"
     programs.output_of(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], 60)
+    return path
+
+
+def key_of_alice(lab: TestLab, folder: Path, nodes: Sequence[str]) -> Path:
+    """Return a key that alice has let in on these workers by a job of hers, which no rule keeps a user from."""
+    path = new_key(folder)
     script = f"mkdir -p -m 700 ~/.ssh; echo '{Path(f'{path}.pub').read_text().strip()}' >> ~/.ssh/authorized_keys"
     for node in nodes:
         lab.ssh("head1", *ALICE, "srun", f"--nodelist={node}", "--chdir=/", "sh", "-eu", "-s", stdin=script)

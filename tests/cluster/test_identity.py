@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests import programs
 from tests.cluster.directory import AUTHORITY, BASE, PASSWORD, READER, Directory, directory
 from tests.cluster.lab import ALICES, TestLab, clusterctl, fresh
 from tests.cluster.sessions import session
@@ -27,13 +26,6 @@ sssd_cache_seconds: 2
 slurm_head_accounts: [{{name: vision}}, {{name: robots}}]
 """
 PEOPLE = {"eve": 7001, "mallory": 7002, "carol": 7003, "dora": 7004, "frank": 7005, "alice": 7006}
-
-
-@pytest.fixture(scope="module")
-def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("people") / "key"
-    programs.output_of(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], 60)
-    return path
 
 
 @pytest.fixture(scope="module")

@@ -31,13 +31,6 @@ pytestmark = pytest.mark.timeout(1800)  # PyTorch's packages are compiled on eac
 
 
 @pytest.fixture(scope="module")
-def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("alice") / "key"
-    programs.output_of(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], 60)
-    return path
-
-
-@pytest.fixture(scope="module")
 def lab(key: Path) -> Iterator[TestLab]:
     """A cluster of two workers with two GPUs each, with podman, MPI, Debian's PyTorch and the examples."""
     with fresh("examples", "--gpus", "2", *(f"--recipe={name}" for name in RECIPES)) as lab:

@@ -20,13 +20,6 @@ LINE = "/run/motd.d/clusterctl-queue"
 
 
 @pytest.fixture(scope="module")
-def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("alice") / "key"
-    programs.output_of(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], 60)
-    return path
-
-
-@pytest.fixture(scope="module")
 def lab(key: Path) -> Iterator[TestLab]:
     """A cluster of a head, a worker with two GPUs and a login node, bootstrapped."""
     with fresh("login", "--gpus", "2") as lab:
