@@ -234,9 +234,11 @@ _RULES = (
         lambda v: _matches(r"ldaps?://[A-Za-z0-9.:\[\]-]+")(v) and _is_url(v.replace("ldap", "http", 1)),
         "a server such as ldaps://ldap1.example.org; ldap:// uses StartTLS",
     ),
-    Rule("sssd_(base|bind_dn)", _matches(r"[A-Za-z]+=[^\x00-\x1f]+"), "an entry such as dc=example,dc=org"),
+    Rule(
+        "sssd_(base|bind_dn)", _matches(r"([A-Za-z]+=[^\x00-\x1f]+)?"), "an entry such as dc=example,dc=org, or nothing"
+    ),
     Rule("sssd_ssh_key_attribute", _matches("[A-Za-z][A-Za-z0-9;-]*"), "an attribute such as sshPublicKey"),
-    Rule("sssd_home_pattern", _matches(r"(/([\w.+-]|%u)+)+"), "a path such as /home/%u"),
+    Rule("sssd_home_pattern", _matches(r"((/([\w.+-]|%u)+)+)?"), "a path such as /home/%u, or nothing"),
     Rule("sssd_(lowest|highest)_id", lambda v: 500 <= v <= 2**31 - 1, "500 to 2147483647", number=True),
     Rule(
         "sssd_login_groups|sssd_slurm_accounts",
@@ -245,7 +247,11 @@ _RULES = (
     ),
     Rule("_database_(name|user)", _matches("[A-Za-z0-9_]{1,64}"), "a name of letters, digits and _"),
     Rule("_database_host", lambda v: is_ip(v) or is_domain(v), "an IP address or a host name"),
-    Rule("_images_directory", _matches(r"((/[\w.+-]+)+)?"), "an absolute path of letters, digits, . _ + -, or nothing"),
+    Rule(
+        "_(images|state)_directory|_override_shell",
+        _matches(r"((/[\w.+-]+)+)?"),
+        "an absolute path of letters, digits, . _ + -, or nothing",
+    ),
     Rule(r"[._]shell|_home|_directory", _matches(r"(/[\w.+-]+)+"), "an absolute path of letters, digits, . _ + -"),
     Rule(r"\.comment", _matches(r"[^:,=\n]*"), "text without colon, comma and equals sign"),
     Rule(r"\.ssh_keys", _matches(r"\s*[a-z][\w@.-]+ [\w+/=]+( [^\n]*)?\n?"), "a public key: type, key, comment"),

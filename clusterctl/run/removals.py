@@ -15,6 +15,7 @@ import yaml
 
 from clusterctl.inventory import hostrange
 from clusterctl.inventory.model import JUMP, Host, Inventory, judge
+from clusterctl.inventory.schedulers import SLURM
 from clusterctl.nodes import known_hosts, route
 from clusterctl.run.context import Site
 from clusterctl.util import files
@@ -79,6 +80,8 @@ def load(inventory: Inventory, name: str) -> Node | None:
             raise ValueError("a host key has a marker")
         if data["name"] != name:
             raise ValueError("it is the file of another node")
+        if SLURM.head in groups:
+            raise ValueError("heads of Slurm are not removed")
         problems = [f"{problem.key}: {problem.message}" for problem in judge(inventory, name, groups, node.variables)]
     except (files.UnfitError, ValueError, KeyError, TypeError, RecursionError) as error:
         problems = [printable(str(error), 200)]

@@ -38,8 +38,8 @@ ansible_facts:
     - C(virtualization_role) is V(guest) in a virtual machine or a container, and V(NA) on bare metal, also on one that
       has guests.
     - C(env) has only C(SUDO_USER), the user who became root, if there is one.
-    - C(clusterctl_in_use), whether role base was applied to the node before. Its record remains until the node is
-      removed from the cluster.
+    - C(clusterctl_roles), the names under which roles were applied to the node before, such as V(base). That record
+      remains until the node is removed from the cluster.
   type: dict
   returned: always
 """
@@ -98,9 +98,9 @@ def virtualization_role():
     return {"virtualization_role": "NA" if found == b"none" else "guest"} if found else {}
 
 
-def in_use(root="/"):
-    """Return whether role base was applied to the node: its record is there."""
-    return Path(root, "var/lib/clusterctl/state/base.json").exists()
+def roles(root="/"):
+    """Return the names of what node_state has recorded on the node, sorted."""
+    return sorted(path.stem for path in Path(root, "var/lib/clusterctl/state").glob("*.json"))
 
 
 def facts():
@@ -111,7 +111,7 @@ def facts():
         **virtualization_role(),
         "apparmor": {"status": "enabled" if apparmor else "disabled"},
         "architecture": platform.machine(),
-        "clusterctl_in_use": in_use(),
+        "clusterctl_roles": roles(),
         "env": {name: os.environ[name] for name in ("SUDO_USER",) if name in os.environ},
         "selinux": selinux(),
     }

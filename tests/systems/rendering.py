@@ -327,7 +327,7 @@ class Cluster:
             "ansible_check_mode": False,
             "ansible_facts": {
                 "architecture": system.architecture,
-                "clusterctl_in_use": False,
+                "clusterctl_roles": [],
                 "distribution": system.distribution,
                 "distribution_major_version": system.major,
                 "distribution_release": system.codename,

@@ -12,6 +12,7 @@ from clusterctl.kubernetes import checks
 from clusterctl.nodes.contact import Answer, Facts
 from clusterctl.nodes.probe import services as probe_services
 from clusterctl.run import preflight
+from clusterctl.slurm import checks as slurm_checks
 from clusterctl.util.errors import Finding
 from clusterctl.workspace.hardware import Hardware, Nic
 
@@ -216,7 +217,7 @@ def test_heads__of_kubernetes__can_be_skipped_while_others_are_enough(
     for text, slurm in ((INVENTORY, set[str]()), (BOTH, {"head1"})):
         one = cluster(tmp_path, text)
         answers = {host.name: Answer(None if host.name in down else facts()) for host in one.hosts}
-        assert checks.needed_heads(one, answers) == slurm | needed
+        assert slurm_checks.needed_heads(one, answers) | checks.needed_heads(one, answers) == slurm | needed
 
 
 # --- upgrades ---------------------------------------------------------------------------------------------------------

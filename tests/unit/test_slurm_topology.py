@@ -177,7 +177,9 @@ def test_files__with_a_topology__name_its_plugin(tmp_path: Path, topology: Any, 
 def test_release__too_old_for_placement__is_refused(
     tmp_path: Path, system: str, known: dict[str, Any], refused: str
 ) -> None:
-    role = a_cluster(tmp_path, system).role("slurm_head", "head1", **known)
+    cluster = a_cluster(tmp_path, system)
+    cluster.set("gpu01", slurm_worker_scratch="")
+    role = cluster.role("slurm_head", "head1", **known)
     assert role.value("__slurm_head_problems") == [refused] * bool(refused)
 
 

@@ -60,13 +60,13 @@ def test_distribution__of_each_supported_system__is_known() -> None:
     assert MODULE.DISTRIBUTIONS.keys() == SUPPORTED.keys()
 
 
-@pytest.mark.proves("bootstrap", "A node is in use that has the record of role base.")
-def test_in_use__with_the_record_of_role_base__is_true(tmp_path: Path) -> None:
-    assert MODULE.in_use(tmp_path) is False
+@pytest.mark.proves("bootstrap", "The facts of a node name the roles that were applied to it.")
+def test_roles__with_the_record_of_role_base__have_it(tmp_path: Path) -> None:
+    assert MODULE.roles(tmp_path) == []
     path = tmp_path / str(record_path("base")).lstrip("/")
     path.parent.mkdir(parents=True)
     path.touch()
-    assert MODULE.in_use(tmp_path) is True
+    assert MODULE.roles(tmp_path) == ["base"]
 
 
 def test_distribution__another_system__is_refused(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_gather_facts__in_a_play__reads_these_with_ansibles_values(tmp_path: Pat
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "found").read_text())
     assert found["ours"].pop("env") == {"SUDO_USER": "jim"}
-    assert found["ours"].pop("clusterctl_in_use") is False
+    assert found["ours"].pop("clusterctl_roles") == []
     for name in ("selinux", "apparmor"):
         assert found["ours"].pop(name)["status"] == found["own"][f"ansible_{name}"]["status"]
     # Of Debian, Ansible finds the point release as well.
