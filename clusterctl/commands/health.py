@@ -6,7 +6,7 @@ Slurm runs the same program periodically, and then the head drains unhealthy nod
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated
 
@@ -18,7 +18,7 @@ from clusterctl.nodes.parallel import each
 from clusterctl.nodes.remote import Access, connect
 from clusterctl.nodes.session import ContactError, Session
 from clusterctl.run import context
-from clusterctl.run.context import Options
+from clusterctl.run.context import Options, Site
 from clusterctl.ui.screen import Screen, at_commas
 from clusterctl.util.errors import InputError, Problem
 from clusterctl.util.redaction import Redactor, throughout
@@ -66,6 +66,8 @@ class Health:
     name: str
     problem: str = ""
     answer: Answer | None = None
+    sleep: str = ""
+    """`asleep` or `waking` if Slurm's power saving has switched the node off; then it is not expected to respond."""
 
     @property
     def topology(self) -> tuple[str, ...]:
@@ -80,8 +82,8 @@ class Health:
 
     @property
     def fit(self) -> bool:
-        """Return whether the node responds and has no finding that drains it."""
-        return self.answer is not None and not self.of(drains=True)
+        """Return whether the node responds and has no finding that drains it, or sleeps."""
+        return bool(self.sleep) or (self.answer is not None and not self.of(drains=True))
 
     def of(self, drains: bool) -> list[str]:
         """Return the findings that drain the node, or with `drains` false the advice."""
@@ -109,6 +111,7 @@ def health_command(options: Options, diagnose: bool) -> int:
     screen = Screen(sys.stderr if options.json else sys.stdout)
     with screen.working(f"{'Diagnosing' if diagnose else 'Checking'} {plural(len(chosen), 'node')}"):
         found = each(chosen, lambda host: of_host(host, site.access, diagnose))
+        found |= _sleeping(site, [name for name, health in found.items() if health.answer is None], diagnose)
     redact = Redactor([site.access.sudo_password or ""]).redact
     healths: list[Health] = throughout(list(found.values()), redact)
     code = HEALTHY if all(health.fit for health in healths) else UNFIT
@@ -118,6 +121,17 @@ def health_command(options: Options, diagnose: bool) -> int:
     else:
         show(screen, healths)
     return code
+
+
+def _sleeping(site: Site, silent: Sequence[str], diagnose: bool) -> dict[str, Health]:
+    """Return what holds of those of these nodes that sleep; a sleeping node that is to be diagnosed is a problem."""
+    from clusterctl.run import sleeping  # it is slow to load, and `status` needs this module
+
+    found = sleeping.asleep(site, silent)
+    return {
+        name: Health(name, f"{sleep}, cannot be diagnosed") if diagnose else Health(name, sleep=sleep)
+        for name, sleep in found.items()
+    }
 
 
 def of_host(host: Host, access: Access, diagnose: bool = False) -> Health:
@@ -171,7 +185,7 @@ def _cells(screen: Screen, health: Health) -> Iterator[tuple[str, str]]:
     """Yield the cells of a node's line except its name, each with its style."""
     yield (screen.glyphs["done"], "green") if health.fit else (screen.glyphs["failed"], "red")
     if health.answer is None:
-        yield from (("-", ""), ("no answer", "red"))
+        yield from (("-", ""), (health.sleep, "dim") if health.sleep else ("no answer", "red"))
         return
     models = sorted(set(health.answer.gpus))
     responding = f"{len(health.answer.gpus)}/{health.answer.recorded}"

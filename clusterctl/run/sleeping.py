@@ -38,8 +38,7 @@ class WakeUp(Phase):
     changes_nodes = announced = False
 
     def should_run(self, run: Run) -> bool:
-        heads = run.site.inventory.in_group(SLURM.head)
-        return any(head.variables.get(AFTER) for head in heads) and bool(_workers(run.site))
+        return _saves_power(run.site) and bool(_workers(run.site))
 
     def run(self, run: Run) -> None:
         names = _workers(run.site)
@@ -69,6 +68,15 @@ class WakeUp(Phase):
     def describe(self, run: Run) -> Iterator[Step]:
         head = run.site.inventory.in_group(SLURM.head)[0].name
         yield f"on {head}, for workers that sleep: {_controller().wake_command(_workers(run.site))}"
+
+
+def asleep(site: Site, names: Collection[str]) -> dict[str, str]:
+    """Return those of these workers that power saving has switched off, with `asleep` or `waking`; none without it."""
+    workers = [name for name in _workers(site) if name in names]
+    if workers and _saves_power(site):
+        with suppress(HeadFailed), _connect(site) as controller:  # a head that fails is reported elsewhere
+            return controller.sleeping(workers)
+    return {}
 
 
 def rouse(run: Run, names: Sequence[str]) -> Collection[str]:
@@ -127,6 +135,10 @@ class KeepAwake:
                 while not self._over.wait(_REPEAT):
                     controller.keep_awake(self._names)
             self._over.wait(_REPEAT)
+
+
+def _saves_power(site: Site) -> bool:
+    return any(head.variables.get(AFTER) for head in site.inventory.in_group(SLURM.head))
 
 
 def _workers(site: Site) -> list[str]:

@@ -120,7 +120,7 @@ def outcome(lab: TestLab, job: str) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.proves("power", "An idle worker is switched off; status is healthy, and no alert fires.")
+@pytest.mark.proves("power", "An idle worker is switched off; status and health are well, and no alert fires.")
 def test_sleep__idle_workers__are_off_and_the_cluster_healthy(lab: TestLab, bmc: Bmc) -> None:
     wait_for_sleep(lab, bmc)
     time.sleep(ALARM)
@@ -134,6 +134,9 @@ def test_sleep__idle_workers__are_off_and_the_cluster_healthy(lab: TestLab, bmc:
     assert done.returncode == 0, described(done)
     assert "asleep" in done.stdout
     assert "no contact" not in done.stdout
+    found = lab.run("health")["nodes"]
+    assert [(node["fit"], node["sleep"], node["problem"]) for node in found] == [(True, "asleep", "")] * 2
+    assert "cannot be diagnosed" in described(clusterctl("health", str(lab.inventory), "gpu01", "--diagnose"))
 
 
 @pytest.mark.long

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.lab import ALICES, TestLab, clusterctl, fresh
+from tests.cluster.lab import ALICES, TestLab, clusterctl, fresh, podman
 from tests.cluster.members import states
-from tests.faults.injury import in_service, wait_until
+from tests.faults.injury import container, in_service, wait_until
 
 HOMES = "/srv/homes"
 VARIABLES = f"""\
@@ -176,6 +176,18 @@ def test_scratch__full_disk__drains_the_worker(lab: TestLab) -> None:
     finally:
         wait_until(lambda: lab.root("gpu01", "umount /local && echo done || :") != "")
         lab.root("gpu01", "gpu-health || :")
+
+
+@pytest.mark.long
+@pytest.mark.proves("storage", "A worker whose file server boots later mounts the homes then, and takes jobs.")
+def test_server__that_boots_later__is_mounted_then(lab: TestLab) -> None:
+    job = submit(lab, "pwd", "--nodelist=gpu02", "--begin=now+1minutes")
+    with silent(lab):
+        podman("restart", "--time", "5", container(lab, "gpu02"))
+        wait_until(lambda: "Failed with result" in lab.root("gpu02", "journalctl -b --unit clusterctl-mounts"))
+        assert lab.root("gpu02", "systemctl is-active slurmd || :").strip() == "inactive"
+    finished(lab, job)
+    assert alice(lab, f"cat slurm-{job}.out").strip() == f"{HOMES}/alice"
 
 
 @pytest.mark.long
