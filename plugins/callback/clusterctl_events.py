@@ -49,6 +49,9 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2
 _RECONNECTING = {"reboot", "wait_for_connection"}
 
 _PREFIX = re.compile(r"^(?:(?:Task|Module) failed: )+")
+_OUTPUTS = ("stderr", "module_stderr", "stdout", "module_stdout")
+# The SSH client says so after a task with a terminal, such as `script`, whose own errors are then in stdout.
+_CLOSED = re.compile(r"(?m)^Shared connection to \S+ closed\.\s*$")
 
 
 def _clean(value: object, limit: int) -> str:
@@ -294,10 +297,8 @@ def _message(parts: list[dict[str, Any]]) -> str:
     failed = [item for item in items if item.get("failed") or item.get("unreachable")]
     data = failed[0] if failed else (parts[0] if parts else {})
     message = _PREFIX.sub("", str(data.get("msg") or data.get("reason") or "").strip())
-    output = str(
-        data.get("stderr") or data.get("module_stderr") or data.get("stdout") or data.get("module_stdout") or ""
-    )
-    tail = "\n".join(output.strip().splitlines()[-_TOOL_LINES:])
+    outputs = (_CLOSED.sub("", str(data.get(name) or "")).strip() for name in _OUTPUTS)
+    tail = "\n".join(next(filter(None, outputs), "").splitlines()[-_TOOL_LINES:])
     if tail and tail not in message:
         message = f"{message}\n{tail}"
     if len(failed) > 1:

@@ -444,6 +444,26 @@ def events_plugin() -> Any:
     return plugin
 
 
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (
+            {"stderr": "refused\r\nShared connection to 10.0.0.9 closed.\r\n", "stdout": "x"},
+            "non-zero return code\nrefused",
+        ),
+        (
+            {"stderr": "Shared connection to 10.0.0.9 closed.\r\n", "stdout": "refused\r\n"},
+            "non-zero return code\nrefused",
+        ),
+        ({"stderr": "", "module_stdout": "refused"}, "non-zero return code\nrefused"),
+        ({}, "non-zero return code"),
+    ],
+)
+def test_message__of_a_task_with_a_terminal__is_the_programs(result: dict[str, str], message: str) -> None:
+    parts = [{"failed": True, "msg": "non-zero return code", **result}]
+    assert events_plugin()._message(parts) == message
+
+
 def test_events__preload_fails__are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else Ansible would leave out the plugin, and nothing could stop the run."""
     plugin, asked = events_plugin(), []
