@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from clusterctl.nodes.contact import Answer
     from clusterctl.slurm.client import SlurmController
 
-_CAUSE = "bootstrap"
 _MARGIN = 30.0
 """Seconds between Slurm's time limit for a node and the end of the wait for it."""
 _REPEAT = 15.0
@@ -45,9 +44,6 @@ class WakeUp(Phase):
         # Also if Slurm has no power saving yet: it counts the time before the run that switches it on.
         run.stack.enter_context(KeepAwake(run.site, names))
         rouse(run, names)
-        with suppress(HeadFailed), _connect(run.site) as controller:
-            if late := controller.woken_late(names):
-                controller.drain(_CAUSE, late, "it woke too late")  # a bootstrap tests it and puts it into service
 
     def plan(self, run: Run) -> None:
         names = _workers(run.site)

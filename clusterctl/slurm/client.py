@@ -52,7 +52,6 @@ def _wake(nodes: Sequence[str]) -> list[str]:
     return ["scontrol", "update", f"NodeName={','.join(nodes)}", "State=POWER_UP"]
 
 
-_LATE = "ResumeTimeout reached"  # src/slurmctld/power_save.c
 _PARTITIONS = ("sinfo", "--noheader", "--all", "--format=%a")
 _SERVING = {"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "RESERVED"}
 """The states of a node that gets jobs, while it is reserved only those of the reservation."""
@@ -107,17 +106,6 @@ class SlurmController(HeadCommands):
             if asleep := [name for name, what in sleep.items() if what == "asleep"]:
                 self._run(*_wake(asleep))
             time.sleep(POLL_SECONDS)
-
-    def woken_late(self, nodes: Collection[str]) -> list[str]:
-        """Return those of these nodes that are down because they woke too late, and respond now.
-
-        Slurm keeps such a node down, also with ReturnToService=1 (validate_node_specs in src/slurmctld/node_mgr.c).
-        """
-        states = parse_states(self._run(*STATES))
-        down = [name for name in nodes if states.get(name) == ("DOWN",)]
-        argv = ("sinfo", "--noheader", "--all", "--Node", f"--nodes={','.join(down)}", "--format=%N %E")
-        late = {row.strip() for row in self._run(*argv).splitlines()} if down else set()
-        return [name for name in down if f"{name} {_LATE}" in late]
 
     def keep_awake(self, nodes: Collection[str]) -> None:
         """Let the idle time of idle nodes begin again.

@@ -57,9 +57,10 @@ options:
     default: ""
   admit:
     description:
-      - A cause of slurm-drain, such as C(bootstrap). Test every node that is drained only for this cause, and put nodes
-        that pass into service. During the test a reservation prevents other jobs on them. In the end faulty nodes are
-        drained for this cause, and it no longer drains the others.
+      - A cause of slurm-drain, such as C(bootstrap). Test every node that is drained only for this cause, or is down
+        because it rebooted or woke too late, and put nodes that pass into service. During the test a reservation
+        prevents other jobs on them. In the end faulty nodes are drained for this cause, and it no longer drains the
+        others.
     type: str
     default: ""
   failed:
@@ -138,6 +139,7 @@ ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin", "LC_ALL":
 
 DRAIN = "/usr/local/sbin/slurm-drain"
 DID_NOT_COMPLETE = "the last run did not complete there"
+AWAY = ("Node unexpectedly rebooted", "ResumeTimeout reached", "none")
 RESERVATION = "clusterctl-proof"
 # After a killed run the reservation and the drained nodes stay until the next run, at most for this time.
 RESERVATION_TIME = "1-00:00:00"
@@ -405,6 +407,10 @@ def wait_for_accounting(job: str) -> None:
 def prove(job: Job, nodes: Nodes, admit: str = "") -> dict[str, Any]:
     """Test the nodes. Return the result and the faults by node. Raises FailedError if Slurm itself fails."""
     known, down = register(nodes)
+    if admit and (back := returned(known, down)):
+        # It is tested like a new node.
+        output([DRAIN, admit, "--out", ",".join(back), "--reason", "it was away, and is not proven yet"])
+        down = {name: fault for name, fault in down.items() if name not in back}
     causes = json.loads(output([DRAIN])) if admit else {}
     down.update(find_unhealthy([name for name in nodes if name not in down], admit, causes))
     usable = {name: node for name, node in nodes.items() if name not in down}
@@ -459,6 +465,25 @@ def find_unhealthy(names: list[str], cause: str, causes: Nodes) -> dict[str, str
     }
 
 
+def returned(known: dict[str, tuple[str, str]], down: dict[str, str]) -> list[str]:
+    """Return the nodes that respond and that Slurm itself keeps down: they rebooted or woke too late.
+
+    With ReturnToService=1 Slurm puts no such node into service. Of one that had been switched off, it has deleted the
+    reason (validate_node_specs in src/slurmctld/node_mgr.c of Slurm 24.11).
+    """
+    names = [name for name in sorted(down) if known.get(name, ("", ""))[0] == "down"]
+    reasons = reasons_of(names)
+    return [name for name in names if reasons.get(name) in AWAY]
+
+
+def reasons_of(names: list[str]) -> dict[str, str]:
+    """Return Slurm's reasons why nodes are down or drained."""
+    if not names:
+        return {}
+    lines = output(["sinfo", "--noheader", "--Node", f"--nodes={','.join(names)}", "--format=%N|%E"]).splitlines()
+    return {name: reason.strip() for name, reason in (line.split("|", 1) for line in lines)}
+
+
 def waiting(nodes: Nodes, cause: str, causes: Nodes) -> list[str]:
     """Return the nodes that are drained only for this cause, and not by an administrator."""
     waiting_nodes = [name for name in sorted(nodes) if {*causes.get(name, ())} == {cause}]
@@ -468,8 +493,7 @@ def waiting(nodes: Nodes, cause: str, causes: Nodes) -> list[str]:
     output([DRAIN, cause, "--out", ",".join(waiting_nodes), "--reason", "not proven yet"])
     if has_reservation():  # of a killed run
         delete_reservation()
-    stdout = output(["sinfo", "--noheader", "--Node", f"--nodes={','.join(waiting_nodes)}", "--format=%N|%E"])
-    reasons = dict(line.split("|", 1) for line in stdout.splitlines())
+    reasons = reasons_of(waiting_nodes)
     return [name for name in waiting_nodes if reasons.get(name, "").startswith("clusterctl: ")]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.lab import TestLab, clusterctl, podman, submit
-from tests.faults.injury import GUARD, container, disturbed, wait_until
+from tests.faults.injury import GUARD, container, disturbed, in_service, wait_until
 from tests.golden import Golden
 from tests.labs import REPOSITORY
 
@@ -37,6 +37,20 @@ def test_power_cut__nodes_start_again__cluster_is_whole(lab: TestLab, golden: Go
     podman("kill", "--signal", "KILL", *(container(lab, node) for node in lab.nodes))
     lab.up()
     golden.wait()
+    is_whole(lab)
+
+
+@pytest.mark.proves("bootstrap", "A worker that rebooted by itself is tested and in service after one bootstrap.")
+def test_worker__that_rebooted_by_itself__is_in_service_after_a_bootstrap(lab: TestLab) -> None:
+    """Containers have the host's uptime, so slurmd says here that its node was just booted (slurmd(8), -b)."""
+    folder = "/run/systemd/system/slurmd.service.d"
+    lines = r"[Service]\nExecStart=\nExecStart=/usr/sbin/slurmd --systemd -b \$SLURMD_OPTIONS\n"
+    lab.root("gpu01", f'mkdir -p {folder}; printf "{lines}" > {folder}/booted.conf; systemctl daemon-reload')
+    lab.root("gpu01", f"systemctl restart slurmd; rm -r {folder}; systemctl daemon-reload")
+    wait_until(lambda: in_service(lab)["gpu01"] == "down")
+    assert lab.root("head1", "sinfo --noheader --nodes=gpu01 --format=%E").strip() == "Node unexpectedly rebooted"
+    lab.run("bootstrap")
+    wait_until(lambda: in_service(lab)["gpu01"] == "idle")
     is_whole(lab)
 
 

@@ -66,6 +66,44 @@ def test_states__signs_of_sinfo__are_of_nodes_in_service_or_not(
     assert JOB.states() == {"gpu01": (state, "main")}
 
 
+@pytest.mark.proves("bootstrap", "A worker that rebooted by itself or woke too late is tested like a new one.")
+@pytest.mark.parametrize(
+    ("state", "reason", "is_tested"),
+    [
+        ("down", "Node unexpectedly rebooted", True),
+        ("down", "ResumeTimeout reached", True),
+        ("down", "none", True),
+        ("down*", "Node unexpectedly rebooted", False),
+        ("down", "Low RealMemory", False),
+        ("down", "ops: fan", False),
+    ],
+)
+def test_prove__node_that_slurm_keeps_down__is_tested_if_it_was_away(
+    monkeypatch: pytest.MonkeyPatch, state: str, reason: str, is_tested: bool
+) -> None:
+    ledger: dict[str, dict[str, str]] = {}
+    has = {"state": state, "reason": reason}
+
+    def output(argv: list[str], **_: Any) -> str:
+        if argv[0] == "sinfo":
+            return f"gpu01|{has['state']}|main*\n" if "%T" in argv[-1] else f"gpu01|{has['reason']}\n"
+        if argv[0] == JOB.DRAIN and "--out" in argv:
+            ledger["gpu01"] = {argv[1]: argv[-1]}
+            has.update(state="drained", reason=f"clusterctl: {argv[-1]}")
+        return json.dumps(ledger)
+
+    monkeypatch.setattr(JOB, "output", output)
+    for name in ("REGISTER_S", "DECIDED_S"):
+        monkeypatch.setattr(JOB, name, 0)
+    monkeypatch.setattr(JOB, "has_reservation", lambda: False)
+    monkeypatch.setattr(JOB, "admit_nodes", lambda user, cause, names, proof: ("done", [], {}))
+    nodes = {"gpu01": {"gpus": 1, "confined": True, "mpi": False}}
+    assert (JOB.prove(JOB.Job("alice", ""), nodes)["down"].keys(), ledger) == ({"gpu01"}, {}), "a test without `admit`"
+    found = JOB.prove(JOB.Job("alice", ""), nodes, "bootstrap")
+    assert found.get("admitted", []) == ["gpu01"] * is_tested
+    assert list(found["down"]) == ["gpu01"] * (not is_tested)
+
+
 def test_homes__of_a_job__are_compared_with_the_heads(tmp_path: Path) -> None:
     homes = [str(tmp_path / name) for name in ("a", "b")]
     for home in homes:

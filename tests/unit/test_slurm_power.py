@@ -375,14 +375,6 @@ def test_wake__node_still_shuts_down__is_asked_until_it_is_back(monkeypatch: pyt
     assert head.updates == ["NodeName=gpu01,gpu02 State=POWER_UP", "NodeName=gpu01 State=POWER_UP"]
 
 
-def test_woken_late__of_nodes_that_are_down__are_those_that_respond_again() -> None:
-    head = Head(gpu01=["down"], gpu02=["down+powered_down"], gpu03=["down"], gpu04=["idle"], gpu05=["down"])
-    head.reasons = {"gpu01": "ResumeTimeout reached", "gpu03": "ops: fan", "gpu05": "ResumeTimeout reached"}
-    controller = SlurmController(head, "head1")  # type: ignore[arg-type]
-    assert controller.woken_late(["gpu01", "gpu02", "gpu03", "gpu04"]) == ["gpu01"]
-    assert controller.woken_late(["gpu04"]) == []
-
-
 @pytest.mark.proves("power", "A run keeps idle workers awake, and does not undo a drain.")
 def test_keep_awake__of_drained_and_busy_nodes__leaves_them() -> None:
     head = Head(gpu01=["idle"], gpu02=["idle+drain"], gpu03=["mixed"], gpu04=["idle+powered_down"], gpu05=["idle"])
