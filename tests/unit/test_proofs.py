@@ -66,7 +66,7 @@ def test_states__signs_of_sinfo__are_of_nodes_in_service_or_not(
     assert JOB.states() == {"gpu01": (state, "main")}
 
 
-@pytest.mark.proves("bootstrap", "A worker that rebooted by itself or woke too late is tested like a new one.")
+@pytest.mark.proves("bootstrap", "A worker that rebooted or woke too late is tested like a new one.")
 @pytest.mark.parametrize(
     ("state", "reason", "is_tested"),
     [
