@@ -184,7 +184,8 @@ def test_server__that_boots_later__is_mounted_then(lab: TestLab) -> None:
     job = submit(lab, "pwd", "--nodelist=gpu02", "--begin=now+1minutes")
     with silent(lab):
         podman("restart", "--time", "5", container(lab, "gpu02"))
-        wait_until(lambda: "Failed with result" in lab.root("gpu02", "journalctl -b --unit clusterctl-mounts"))
+        found = ("sudo", "journalctl", "-b", "--unit", "clusterctl-mounts")  # SSH is not there at once
+        wait_until(lambda: "Failed with result" in lab.ssh("gpu02", *found, check=False))
         assert lab.root("gpu02", "systemctl is-active slurmd || :").strip() == "inactive"
     finished(lab, job)
     assert alice(lab, f"cat slurm-{job}.out").strip() == f"{HOMES}/alice"
