@@ -15,6 +15,7 @@ from clusterctl.inventory import (
     login_nodes,
     metrics,
     slurm_heads,
+    slurm_mps,
     slurm_partitions,
     slurm_policy,
     slurm_power,
@@ -80,6 +81,7 @@ def check(reading: Reading, whole: bool = True) -> None:
             slurm_partitions.check_nodes(reading, _given)
             slurm_topology.check(reading, _given)
             slurm_heads.check(reading)
+            slurm_mps.check(reading)
             slurm_power.check(reading, _given)
             kubernetes_consistency.check(reading)
 

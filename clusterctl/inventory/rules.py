@@ -192,6 +192,8 @@ _RULES = (
     Rule("slurm_head_power_bmc", lambda v: v == "" or is_ip(v) or is_domain(v), "an IP address or a host name"),
     Rule("slurm_head_power_bmc_user", _matches("[A-Za-z0-9_.@-]{0,16}"), "up to 16 of letters, digits, _ . @ -"),
     Rule("slurm_head_shards", lambda v: 0 <= v <= 64, "0 to 64", number=True),
+    # One part of one would be a whole GPU, and less than a hundredth is rounded up (gres_mps.c).
+    Rule("slurm_head_mps", lambda v: v == 0 or 2 <= v <= 100, "0, or 2 to 100", number=True),
     Rule("_topology.block_sizes", lambda v: 1 <= v <= 65536, "1 to 65536", number=True),
     Rule("elasticsearch_heap_mb", lambda v: v == 0 or 256 <= v <= 31744, "0, or 256 to 31744", number=True),
     Rule("_interval|_mb", lambda v: 1 <= v <= 2**31 - 1, "1 to 2147483647", number=True),

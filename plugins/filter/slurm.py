@@ -30,8 +30,8 @@ def release(record: Record, table: Mapping[str, str], pin: str = "") -> str:
     return next((table[key] for key in keys if key in table), "")
 
 
-def node(record: Record, shards: int = 0) -> dict[str, Any]:
-    """Return the hardware of a node as options of a ``NodeName`` line, with this number of shards for each GPU."""
+def node(record: Record, shards: int = 0, mps: int = 0) -> dict[str, Any]:
+    """Return the hardware of a node as options of a ``NodeName`` line, with these parts of each GPU."""
     cpu = record["cpu"]
     options: dict[str, Any] = {"CPUs": cpu["cpus"]}
     if cpu["sockets"] * cpu["cores_per_socket"] * cpu["threads_per_core"] == cpu["cpus"]:
@@ -43,8 +43,9 @@ def node(record: Record, shards: int = 0) -> dict[str, Any]:
     options["RealMemory"] = real_memory(record)
     if count := Counter(units(record)):
         options["Gres"] = ",".join(f"gpu:{kind}:{number}" for kind, number in sorted(count.items()))
-        if total := shards * len(_whole(record)):
-            options["Gres"] += f",shard:{total}"
+        for name, number in (("shard", shards), ("mps", mps)):
+            if total := number * len(_whole(record)):
+                options["Gres"] += f",{name}:{total}"
     return options
 
 
@@ -136,20 +137,38 @@ def gres(records: Mapping[str, Record]) -> list[str]:
     return [f"NodeName={hostlist(names)} {line}" for lines, names in nodes.items() for line in lines]
 
 
-def shards(records: Mapping[str, Record], numbers: Mapping[str, int]) -> list[str]:
-    """Return the lines of ``gres.conf`` for shards: a line for each GPU, as https://slurm.schedmd.com/gres.html has it.
+def shared(records: Mapping[str, Record], numbers: Mapping[str, int], name: str) -> list[str]:
+    """Return the lines of ``gres.conf`` for ``shard`` or ``mps``: one for each GPU, as in https://slurm.schedmd.com/gres.html.
 
-    The lines name device files, because Slurm would otherwise divide a node's shards among MIG instances too.
+    They name device files, because Slurm would otherwise divide a node's parts among MIG instances too.
     """
     nodes: dict[tuple[int, tuple[str, ...]], list[str]] = {}
-    for name, record in records.items():
-        if numbers[name] and (devices := tuple(_whole(record))):
-            nodes.setdefault((numbers[name], devices), []).append(name)
+    for host, record in records.items():
+        if numbers[host] and (devices := tuple(_whole(record))):
+            nodes.setdefault((numbers[host], devices), []).append(host)
     return [
-        f"NodeName={hostlist(names)} Name=shard Count={number} File={device}"
+        f"NodeName={hostlist(names)} Name={name} Count={number} File={device}"
         for (number, devices), names in nodes.items()
         for device in devices
     ]
+
+
+def in_order(record: Record, source: str) -> list[dict[str, str]]:
+    """Return the device files and UUIDs of a node's GPUs in Slurm's order, which SLURM_JOB_GPUS counts by, without MIG.
+
+    That is the order of device files, and with AutoDetect (`source` is ``driver``) that of PCI addresses, as the driver
+    has it: _merge_system_gres_conf in src/plugins/gres/gpu/gres_gpu.c.
+    """
+
+    def place(gpu: Mapping[str, Any]) -> int:
+        return int(gpu["index"] if source == "driver" else re.sub(r"\D", "", gpu["device"]))
+
+    return [{"device": str(gpu["device"]), "uuid": str(gpu["uuid"])} for gpu in sorted(record["gpus"], key=place)]
+
+
+def divided(records: Mapping[str, Record], numbers: Mapping[str, int]) -> list[str]:
+    """Return the nodes that have a number and a GPU with MIG."""
+    return [name for name, number in numbers.items() if number and any(gpu["mig"] for gpu in records[name]["gpus"])]
 
 
 def topology(given: Mapping[str, Any], groups: Mapping[str, Sequence[str]], workers: Sequence[str]) -> list[str]:
@@ -222,6 +241,7 @@ def partition(
     share: bool,
     mb_per_cpu: int = 0,
     shards: Sequence[int] = (),
+    mps: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Return the options of a partition of these nodes; given options are not changed.
 
@@ -232,7 +252,7 @@ def partition(
     `mb_per_cpu` is the whole cluster's DefMemPerCPU. A partition whose nodes have more gets its own, so that a job's
     memory follows its cores, and its cores follow its GPUs. DefMemPerGPU would give all memory to a job without GPUs:
     Slurm accepts only one of DefMemPerCPU, DefMemPerGPU and DefMemPerNode (slurm.conf(5)).
-    `shards` are the nodes' numbers of shards for each GPU. A shard costs its part of a GPU, by the smallest number.
+    `shards` and `mps` are the nodes' parts of each GPU. One costs its part of a GPU, by the smallest number.
     """
     records = list(records)
     known = {name.lower(): value for name, value in given.items()}
@@ -246,8 +266,9 @@ def partition(
         if cores:
             options["DefCpuPerGPU"] = cores
         weights = {"CPU": 1.0, "Mem": per_gb, "GRES/gpu": per_gpu}
-        if shared := [number for number, record in zip(shards, records, strict=False) if number and _whole(record)]:
-            weights["GRES/shard"] = per_gpu / min(shared)
+        for name, numbers in (("shard", shards), ("mps", mps)):
+            if parts := [number for number, record in zip(numbers, records, strict=False) if number and _whole(record)]:
+                weights[f"GRES/{name}"] = per_gpu / min(parts)
         options["TRESBillingWeights"] = ",".join(
             f"{name}={weight:.3f}{'G' if name == 'Mem' else ''}" for name, weight in weights.items()
         )
@@ -352,7 +373,9 @@ class FilterModule:
             "slurm_release": release,
             "slurm_reservations": reservations,
             "slurm_with_gpu": with_gpu,
-            "slurm_shards": shards,
+            "slurm_divided": divided,
+            "slurm_gpus_in_order": in_order,
+            "slurm_shared": shared,
             "slurm_topology": topology,
             "slurm_topology_problems": topology_problems,
         }

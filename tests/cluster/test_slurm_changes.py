@@ -1,4 +1,4 @@
-"""What changes in Slurm when the inventory changes: limits, partitions, reservations, switches, shards.
+"""What changes in Slurm when the inventory changes: limits, partitions, reservations, switches, shards, MPS.
 
 Each test declares the state that it begins with.
 """
@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.lab import TestLab, clusterctl
 from tests.cluster.leaving_out import decided
-from tests.cluster.members import states
+from tests.cluster.members import of_jobs, states
 from tests.cluster.slurm import (
     HERE,
     PARTITIONS,
@@ -37,6 +37,17 @@ COURSE: dict[str, Any] = {
         "Accounts": ["vision"],
     },
 }
+MPS: dict[str, Any] = {"slurm_head_shards": 0, "slurm_head_mps": 100}
+THERE = "--nodelist=gpu02"
+CONTROL = "/usr/bin/nvidia-cuda-mps-control"
+# What a task finds: its variables, what its user's daemon answers, whether it has the node's shared memory.
+TASK = f"""
+exec > /var/tmp/mps.$SLURM_JOB_ID
+echo $CUDA_MPS_PIPE_DIRECTORY $CUDA_MPS_ACTIVE_THREAD_PERCENTAGE $CUDA_VISIBLE_DEVICES $SLURM_JOB_GPUS
+echo get_default_active_thread_percentage | {CONTROL}
+cat /dev/shm/of-the-node
+{WAITS}
+"""
 ENDED = {"name": "ended", "options": COURSE["options"] | {"EndTime": "2026-01-02T00:00"}}
 
 
@@ -151,12 +162,98 @@ def test_bootstrap__of_another_topology__is_slurms_and_keeps_jobs(slurm: TestLab
     slurm.unchanged()
 
 
-@pytest.mark.proves("bootstrap", "Without the variables Slurm has no topology and no shards again.")
-def test_bootstrap__without_topology_and_shards__removes_both(slurm: TestLab) -> None:
+def causes(slurm: TestLab) -> str:
+    return slurm.root("head1", "slurm-drain")
+
+
+def daemons(slurm: TestLab) -> dict[str, str]:
+    """Return the process of each user's control daemon of MPS on gpu02."""
+    listed = slurm.root("gpu02", f"pgrep -f '^{CONTROL}' | xargs -r ps -o user=,pid=")
+    return dict(line.split() for line in listed.splitlines())
+
+
+@pytest.mark.proves("jobs", "A worker without the program of MPS is drained with the cause, until it has it.")
+def test_mps__without_its_program__drains_with_the_cause(slurm: TestLab) -> None:
+    """The program is NVIDIA's own, from Debian."""
+    declare(slurm, **MPS)
+    slurm.run("bootstrap")
+    wait_until(lambda: causes(slurm).count("MPS: no program nvidia-cuda-mps-control; install it") == 2)
+    for node in ("gpu01", "gpu02"):
+        slurm.root(node, "apt-get -qq install --yes nvidia-cuda-mps > /dev/null")
+    wait_until(lambda: causes(slurm).strip() == "{}", lambda: causes(slurm))
+    slurm.unchanged()
+
+
+@pytest.mark.proves("jobs", "Jobs share a GPU by MPS; each user has a daemon while it is needed.")
+def test_mps__of_one_gpu__has_a_daemon_for_each_user(slurm: TestLab) -> None:
+    """The daemon is NVIDIA's. It starts no server and no program of CUDA runs, because the GPUs are simulated."""
+    slurm.root("gpu02", "rm -f /var/tmp/enough /var/tmp/mps.*; echo shared > /dev/shm/of-the-node")
+    whole = crowd(slurm, WAITS, THERE, "--gres=gpu:1")
+    running(slurm, whole)
+    shares = [crowd(slurm, TASK, THERE, "--gres=mps:40") for _ in range(2)]
+    his = submit_as(slurm, "bob", TASK, "--partition=crowded", THERE, "--gres=mps:20")
+    for job in (*shares, his):
+        running(slurm, job)
+    more = crowd(slurm, TASK, THERE, "--gres=mps:1")
+    wait_until(lambda: "Resources" in slurm.root("head1", f"squeue --noheader --jobs={more} --format=%r"))
+    ready = "cat " + " ".join(f"/var/tmp/mps.{job}" for job in (*shares, his)) + " 2>/dev/null | grep -c shared || :"
+    wait_until(lambda: slurm.root("gpu02", ready).strip() == "3")
+    found = {job: slurm.root("gpu02", f"cat /var/tmp/mps.{job}").split() for job in (*shares, his)}
+    number = found[his][3]
+    uuid = slurm.root("gpu02", f"nvidia-smi -i {number} --query-gpu=uuid --format=csv,noheader").strip()
+    assert found[shares[0]] == found[shares[1]] == ["/run/mps/5001/pipe", "40", uuid, number, "100.0", "shared"]
+    assert found[his] == ["/run/mps/5002/pipe", "20", uuid, number, "100.0", "shared"]
+
+    both = daemons(slurm)
+    assert {*both} == {"alice", "bob"}
+    assert f"CUDA_VISIBLE_DEVICES={uuid}\n" in slurm.root("gpu02", f"tr '\\0' '\\n' < /proc/{both['bob']}/environ")
+    devices = slurm.root("gpu02", "systemctl show job-mps-5002.service --property=DevicePolicy,DeviceAllow")
+    assert "DevicePolicy=closed" in devices
+    assert [word for word in devices.split() if re.search(r"nvidia\d", word)] == [f"DeviceAllow=/dev/nvidia{number}"]
+    assert "Permission denied" in slurm.root("gpu02", "runuser -u bob -- ls /run/mps/5001/pipe 2>&1 || :")
+    assert "cannot create directory" in slurm.root("gpu02", "runuser -u bob -- mkdir /run/mps/5003 2>&1 || :")
+
+    slurm.root("head1", f"scancel {shares[0]} {his} {more}")
+    wait_until(lambda: {*daemons(slurm)} == {"alice"}, lambda: str(daemons(slurm)))
+    assert daemons(slurm)["alice"] == both["alice"]
+    slurm.root("gpu02", "touch /var/tmp/enough")
+    ended(slurm, whole, shares[1])
+    wait_until(lambda: daemons(slurm) == {}, lambda: str(daemons(slurm)))
+    assert slurm.root("gpu02", "ls /run/mps; rm /dev/shm/of-the-node") == ""
+    assert "gres/mps=40" in of_jobs(slurm, shares[1], "AllocTRES")[0]
+
+
+@pytest.mark.proves("jobs", "An MPS daemon that does not start drains the worker; the job waits.")
+@pytest.mark.proves("jobs", "An MPS daemon that has ended while jobs need it is started again.")
+def test_mps__daemon_that_fails__drains_until_it_starts(slurm: TestLab) -> None:
+    """A program that fails is in its place."""
+    slurm.root("gpu02", f"rm -f /var/tmp/enough; mv {CONTROL} {CONTROL}.real; cp /bin/false {CONTROL}")
+    job = crowd(slurm, TASK, THERE, "--gres=mps:40")
+    wait_until(
+        lambda: "MPS of user 5001: systemd-run: Job for job-mps-5001.service failed" in causes(slurm),
+        lambda: causes(slurm),
+    )
+    wait_until(lambda: states(slurm, job) == ["PENDING"], lambda: str(states(slurm, job)))
+    assert daemons(slurm) == {}
+    slurm.root("gpu02", f"mv {CONTROL}.real {CONTROL}")
+    running(slurm, job)
+    assert causes(slurm).strip() == "{}"
+    before = daemons(slurm)["alice"]
+    slurm.root("gpu02", f"kill -9 {before}")
+    wait_until(lambda: daemons(slurm).get("alice", before) != before, lambda: str(daemons(slurm)))
+    slurm.root("gpu02", "touch /var/tmp/enough")
+    ended(slurm, job)
+    wait_until(lambda: daemons(slurm) == {}, lambda: str(daemons(slurm)))
+
+
+@pytest.mark.proves("bootstrap", "Without the variables Slurm has no topology, no shards and no MPS again.")
+def test_bootstrap__without_topology_and_parts__removes_them(slurm: TestLab) -> None:
     declare(slurm, slurm_head_topology={}, slurm_head_shards=0)
     slurm.run("bootstrap")
     slurm.root("head1", "test ! -e /etc/slurm/topology.conf")
     assert "topology/default" in slurm.root("head1", "scontrol show config | grep ^TopologyPlugin")
-    wait_until(lambda: "shard" not in slurm.root("head1", "scontrol show node gpu01 | grep Gres="))
+    gres = "scontrol show node gpu01 | grep Gres="
+    wait_until(lambda: not re.search("shard|mps", slurm.root("head1", gres)), lambda: slurm.root("head1", gres))
+    slurm.root("gpu01", "test ! -e /usr/local/sbin/job-mps; ! findmnt /run/mps")
     ended(slurm, crowd(slurm, "true", "--nodes=2", "--gres=gpu:2"))
     slurm.unchanged()

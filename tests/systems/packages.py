@@ -72,7 +72,7 @@ VARIANTS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "distribution": ({"devices": ["2330"]}, {"nvidia_driver_source": "distribution", "nvidia_driver_imex_nodes": []}),
     "distribution, no switches": (
         {"devices": ["26b9"], "fabric": ""},
-        {"nvidia_driver_source": "distribution", "nvidia_driver_imex_nodes": []},
+        {"nvidia_driver_source": "distribution", "nvidia_driver_imex_nodes": [], "slurm_head_mps": 100},
     ),
     "distribution, V100": (
         {"devices": ["1db4"], "fabric": ""},

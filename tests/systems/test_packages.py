@@ -186,6 +186,7 @@ def test_slurm__release_of_each_system__is_that_of_its_repository() -> None:
         ("ubuntu-24.04", "gdrcopy", "gdrdrv-dkms"),
         ("ubuntu-24.04", "distribution", "nvidia-fabricmanager-580=580.*"),
         ("debian-13", "distribution, no switches", "nvidia-open-kernel-dkms=550.*"),
+        ("debian-13", "distribution, no switches", "nvidia-cuda-mps=550.*"),
         ("debian-13", "distribution, V100", "nvidia-kernel-dkms=550.*"),
         ("ubuntu-24.04", "Secure Boot", "linux-modules-nvidia-580-server-open-6.8.0-85-generic"),
         ("ubuntu-22.04", "Secure Boot, V100", "linux-modules-nvidia-580-server-generic"),

@@ -607,6 +607,25 @@ inventory(
     ),
 )
 inventory(
+    {"Meaning: a prolog beside MPS": "slurm_head_conf_extra: prolog replaces what slurm_head_mps needs"},
+    good(USER, f"{USER}    slurm_head_mps: 100\n    slurm_head_conf_extra: {{prolog: §/etc/slurm/own}}\n"),
+)
+inventory(
+    {
+        "Meaning: MIG beside MPS": "gpu_config_mig: gpu01 has slurm_head_mps, expected no MIG",
+        "Meaning: one divided GPU beside MPS": "gpu_config_mig: gpu01 has slurm_head_mps, expected no MIG",
+        "Meaning: a compute mode beside MPS": "is exclusive_process on gpu01, where MPS needs",
+        "Meaning: shards beside MPS": "slurm_head_shards: gpu01 has slurm_head_mps too, expected one of them",
+    },
+    good(
+        "    monitoring:\n",
+        "    gpu_config:\n      hosts:\n        gpu01:\n          slurm_head_mps: 100\n"
+        "          gpu_config_mig: §7g.80gb\n"
+        '          gpu_config_mig_gpus: {"0": none, "1": §7g.80gb}\n'
+        "          gpu_config_compute_mode: §exclusive_process\n          slurm_head_shards: §2\n    monitoring:\n",
+    ),
+)
+inventory(
     {
         "Meaning: time of a check that is no number": 'gpu_health_timeouts.driver: wrong type, got "abc", expected',
         "Meaning: time of a check that Slurm does not give": "timeouts.ecc: bad value, got 90, expected 1 to 15",
@@ -819,6 +838,7 @@ together(
         ("no MAC address", "slurm_head_power_mac: §80-00-02-08-fe-80", "expected six bytes"),
         ("no time to resume", "slurm_head_resume_timeout: §0", "got 0, expected 10 to 65533"),
         ("too many shards", "slurm_head_shards: §65", "got 65, expected 0 to 64"),
+        ("MPS for a whole GPU", "slurm_head_mps: §1", "got 1, expected 0, or 2 to 100"),
         ("no time limit", "slurm_head_partitions: [{name: a, options: {MaxTime: §99x}}]", 'got "99x", expected a time'),
         ("no time limit at all", "slurm_head_partitions: [{name: a, options: {maxtime: §}}]", "got nothing, expected"),
         ("no default time", "slurm_head_default_time: §1x", 'got "1x", expected a time limit'),

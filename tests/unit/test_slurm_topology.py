@@ -102,7 +102,8 @@ def test_shards__of_whole_gpus__are_those_of_slurms_page() -> None:
     """The second example of https://slurm.schedmd.com/gres.html#Sharding: four GPUs with eight shards each."""
     mixed = record(gpus=[gpu(0, mig=THREE), gpu(1)])
     records = {"tux1": record(), "tux2": record(), "odd": mixed, "cpu1": record(gpus=[]), "own": record()}
-    assert SLURM.shards(records, {"tux1": 8, "tux2": 8, "odd": 2, "cpu1": 8, "own": 0}) == [
+    numbers = {"tux1": 8, "tux2": 8, "odd": 2, "cpu1": 8, "own": 0}
+    assert SLURM.shared(records, numbers, "shard") == [
         *(f"NodeName=tux[1-2] Name=shard Count=8 File=/dev/nvidia{number}" for number in range(4)),
         "NodeName=odd Name=shard Count=2 File=/dev/nvidia1",
     ]
@@ -110,6 +111,29 @@ def test_shards__of_whole_gpus__are_those_of_slurms_page() -> None:
     assert SLURM.node(mixed, 2)["Gres"] == "gpu:2g.20gb:2,gpu:3g.40gb:1,gpu:a100:1,shard:2"
     assert SLURM.node(record(gpus=[gpu(0, mig=THREE)]), 2)["Gres"] == "gpu:2g.20gb:2,gpu:3g.40gb:1"
     assert "Gres" not in SLURM.node(record(gpus=[]), 2)
+
+
+@pytest.mark.proves("gpu", "Parts of GPUs for MPS are those of Slurm's page, with the device files.")
+def test_mps__of_gpus__is_that_of_slurms_page() -> None:
+    """As in https://slurm.schedmd.com/gres.html#MPS_Management, with the same number for each GPU."""
+    assert SLURM.shared({"tux1": record(gpus=[gpu(0), gpu(1)])}, {"tux1": 100}, "mps") == [
+        "NodeName=tux1 Name=mps Count=100 File=/dev/nvidia0",
+        "NodeName=tux1 Name=mps Count=100 File=/dev/nvidia1",
+    ]
+    assert SLURM.node(record(), 0, 100)["Gres"] == "gpu:a100:4,mps:400"
+    records = {"a": record(), "b": record(gpus=[gpu(0, mig=THREE), gpu(1)]), "c": record(gpus=[gpu(0, mig=THREE)])}
+    assert SLURM.divided(records, {"a": 100, "b": 100, "c": 0}) == ["b"]
+    weights = SLURM.partition([record(), record()], {}, "", True, 0, [0, 0], [100, 50])["TRESBillingWeights"]
+    assert weights == "CPU=1.000,Mem=0.260G,GRES/gpu=32.000,GRES/mps=0.640"
+
+
+@pytest.mark.parametrize(("source", "numbers"), [("record", [2, 10, 11]), ("driver", [10, 2, 11])])
+def test_gpus_in_order__by_source__are_counted_as_slurm_does(source: str, numbers: list[int]) -> None:
+    """By device files as numbers, not as text, and by PCI addresses with AutoDetect."""
+    gpus = [gpu(number) | {"index": index, "uuid": f"GPU-{number}"} for index, number in enumerate([10, 2, 11])]
+    assert SLURM.in_order(record(gpus=gpus), source) == [
+        {"device": f"/dev/nvidia{number}", "uuid": f"GPU-{number}"} for number in numbers
+    ]
 
 
 def test_shards__of_a_partition__cost_their_part_of_a_gpu() -> None:
@@ -134,6 +158,56 @@ def test_files__with_shards__have_them_where_slurm_reads_them(tmp_path: Path, so
     found = role.render(role.path / "templates/gres.conf.j2").splitlines()
     assert found[1] == ("AutoDetect=nvml" if source == "driver" else "AutoDetect=off")
     assert found[-4:] == [f"NodeName=gpu01 Name=shard Count=3 File=/dev/nvidia{number}" for number in range(4)]
+
+
+@pytest.mark.parametrize("source", ["record", "driver"])
+def test_files__with_mps__have_it_where_slurm_reads_it(tmp_path: Path, source: str) -> None:
+    cluster = a_cluster(tmp_path, "debian-13")
+    cluster.set("gpu01", slurm_head_mps=100, slurm_worker_scratch="")
+    role = cluster.role("slurm_head", "head1", slurm_head_gres_source=source)
+    assert lines(slurm_conf(role), "GresTypes", "AccountingStorageTRES", "JobAcctGatherType", "TaskProlog") == [
+        "GresTypes=gpu,mps",
+        "TaskProlog=/usr/local/sbin/task-prolog",
+        "AccountingStorageTRES=gres/gpu,gres/gpu:a100,gres/mps",
+        "JobAcctGatherType=jobacct_gather/cgroup",
+    ]
+    assert [line.split(" Gres=")[1] for line in lines(slurm_conf(role), "NodeName")] == ["gpu:a100:4,mps:400"]
+    assert "GRES/gpu=0.500,GRES/mps=0.005 State=UP" in slurm_conf(role)
+    found = role.render(role.path / "templates/gres.conf.j2").splitlines()
+    assert found[-4:] == [f"NodeName=gpu01 Name=mps Count=100 File=/dev/nvidia{number}" for number in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("private", "line"),
+    [
+        (["/tmp", "/dev/shm"], "NodeName=gpu01 BasePath=/var/lib/slurm/job_directories Dirs=/tmp"),
+        (["/dev/shm"], "NodeName=gpu01 BasePath=none"),
+        (["/tmp"], ""),
+    ],
+)
+def test_private_directories__of_workers_with_mps__lack_shared_memory(
+    tmp_path: Path, private: list[str], line: str
+) -> None:
+    """Other nodes keep theirs; an option of a later line replaces one of the file (read_jcconf.c)."""
+    cluster = a_cluster(tmp_path, "debian-13")
+    cluster.set("gpu01", slurm_head_mps=100)
+    role = cluster.role("slurm_head", "head1", slurm_head_private_directories=private)
+    found = role.render(role.path / "templates/job_container.conf.j2").splitlines()
+    assert found[1:3] == ["AutoBasePath=true", "BasePath=/var/lib/slurm/job_directories"]
+    assert lines("\n".join(found), "NodeName") == [line] * bool(line)
+    if line:
+        assert found[-1] == line
+
+
+def test_worker__with_mps__has_its_gpus_and_what_tasks_need(tmp_path: Path) -> None:
+    cluster = a_cluster(tmp_path, "debian-13")
+    for host, number, expected in (("head1", 100, True), ("gpu01", 0, False)):
+        cluster.set(host, slurm_head_mps=number)
+        role = cluster.role("slurm_worker", "gpu01")
+        files = {file["dest"]: file for file in role.value("__slurm_worker_files")}
+        assert ("content" in files["/etc/clusterctl/job-mps.json"]) is expected
+        assert ({"name": "run-mps.mount"} in role.value("__slurm_worker_units")) is expected
+        assert ("CUDA_MPS_PIPE_DIRECTORY" in role.render(role.path / "templates/task-prolog.j2")) is expected
 
 
 def test_shards__set_on_the_head__count_for_workers_without_their_own(tmp_path: Path) -> None:
@@ -161,12 +235,14 @@ def test_files__with_a_topology__name_its_plugin(tmp_path: Path, topology: Any, 
     assert "/etc/slurm/topology.conf" in role.value("__slurm_head_units")[1]["reload_on"]
 
 
-@pytest.mark.proves("bootstrap", "A Slurm without shards or blocks is refused before its files are written.")
+@pytest.mark.proves("bootstrap", "A Slurm without shards, blocks or programs for MPS is refused before its files.")
 @pytest.mark.parametrize(
     ("system", "known", "refused"),
     [
         ("ubuntu-22.04", {"slurm_head_shards": 2}, "slurm_head_shards needs Slurm 22.05 on all nodes, got 21.08"),
         ("debian-12", {"slurm_head_shards": 2}, ""),
+        ("debian-12", {"slurm_head_mps": 100}, "slurm_head_mps needs Slurm 23.11 on all nodes, got 22.05"),
+        ("ubuntu-24.04", {"slurm_head_mps": 100}, ""),
         (
             "ubuntu-24.04",
             {"slurm_head_topology": {"blocks": [{"name": "a", "nodes": ["gpu01"]}], "block_sizes": [1]}},
@@ -190,3 +266,4 @@ def test_files__without_variables__have_no_line_of_placement(tmp_path: Path) -> 
     text = slurm_conf(role) + role.render(role.path / "templates/gres.conf.j2")
     assert "opology" not in text
     assert "shard" not in text
+    assert "mps" not in text + role.render(role.path / "templates/job_container.conf.j2")

@@ -1,5 +1,5 @@
 #!/usr/bin/python3 -IS
-"""Slurm's Prolog: check in a few milliseconds that the driver has all recorded GPUs, and make the job's scratch.
+"""Slurm's Prolog: check in a few milliseconds that the driver has all recorded GPUs, make the job's scratch, start MPS.
 
 If one is missing or lost, gpu-health runs a full check and makes the head drain the node; then the job is requeued and
 starts on other nodes. If gpu-health finds no problem, the job starts.
@@ -16,6 +16,7 @@ CONFIGURATION = "/etc/clusterctl/gpu-health.json"
 STATE = "/var/lib/clusterctl/gpu-health.json"
 HEALTH = "/usr/local/sbin/gpu-health"
 SCRATCH = "/usr/local/sbin/job-scratch"  # role slurm_worker
+MPS = "/usr/local/sbin/job-mps"  # of role slurm_worker, on workers that have gres/mps
 TASK_PROLOG = "/usr/local/sbin/task-prolog"  # of role slurm_worker; slurm.conf has the path
 SECONDS = 20.0  # for the driver to respond; gpu-health waits longer
 TEMPERATURE = 0  # nvmlTemperatureSensors_t: a value that only the GPU itself has
@@ -72,6 +73,22 @@ def scratch():
     return subprocess.call([SCRATCH, "make"])
 
 
+def mps():
+    """Start MPS for a job with a part of a GPU; return 0 if the job has it, or does not need it.
+
+    Without it the job's programs would share the GPU unnoticed without any limit. A failure drains as one of scratch.
+    """
+    if os.access(MPS, os.X_OK):
+        if not subprocess.call([MPS, "start"]):
+            return 0
+        unfit()
+        return subprocess.call([MPS, "start"])
+    if "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" in os.environ:
+        print("gpu-prolog: no run has set up MPS on this worker: bootstrap it", file=sys.stderr)
+        return 1
+    return 0
+
+
 def task_prolog():
     """Create a program that does nothing, if there is none: without it no task starts.
 
@@ -95,7 +112,7 @@ def task_prolog():
 def main():
     """Return 0 if the job may start."""
     task_prolog()
-    return gpus() or scratch()
+    return gpus() or scratch() or mps()
 
 
 def gpus():

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import gpu_node
+import job_mps
 import job_scratch
 from gpu_node import NodeError, read_text
 from job_processes import Job, kill_left, requires_job, user_processes
@@ -42,6 +43,7 @@ EPILOG_SECONDS = 200  # PrologEpilogTimeout in slurm.conf
 KILL_SECONDS, RETRY_SECONDS = 10.0, 2.0  # for processes to end after SIGKILL
 ALL_SECONDS = 7.0  # for a retry of all jobs: gpu-health waits 10 s
 COMMAND_SECONDS = 30.0
+MPS_SECONDS = 35.0  # as job_mps waits for a daemon to end
 NVML_SECONDS = 20.0
 GPU_CONFIG_SECONDS = 40.0
 GRAPHICS_CLOCK, MEMORY_CLOCK = 0, 2  # nvmlClockType_t
@@ -271,6 +273,7 @@ def clean(job: Job, seconds: float, deadline: Deadline) -> None:
         running = kill_left(job, deadline.within(seconds))
         left = [f"process {pid} does not end" for pid in running[:1]]
         left += [f"{len(running) - 1} more do not end"] if len(running) > 1 else []
+        left += job_mps.end(job["id"], deadline.within(MPS_SECONDS))
         left += [*remove_scratch(job), *restore_gpus(job, deadline), *free_memory(job, deadline)]
         job["left"], job["failed"] = "; ".join(left), 0
     except NodeError as error:
@@ -295,6 +298,7 @@ def after_job() -> None:
     """Clean up after the job of the environment, and have the node drained if something is left."""
     job = ended_job()
     if job["uid"] < FIRST_UID:
+        job_mps.end(job["id"], MPS_SECONDS)
         return
     with unfinished() as jobs:
         is_reported = any(other["left"] for other in jobs.values())
@@ -311,12 +315,13 @@ def main(arguments: list[str]) -> None:
     if arguments in (["--retry"], ["--list"]):
         if arguments == ["--retry"]:
             retry()
+            job_mps.retry()
             job_scratch.start_emptying()
         with unfinished() as jobs:
             for job in jobs.values():
                 if job["left"]:
                     print(f"job {job['id']} of {job['user']}: {job['left']}")
-        for line in job_scratch.problems():
+        for line in [*job_mps.problems(), *job_scratch.problems()]:
             print(line)
         return
     try:

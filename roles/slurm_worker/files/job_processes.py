@@ -14,6 +14,8 @@ from gpu_node import NodeError, read_text, run
 # Only these users can log in without a job; role slurm_logins writes the file. Without it, all users can.
 ADMINISTRATORS = Path("/etc/security/clusterctl-administrators.conf")
 GROUP_SECONDS = 5.0
+# Other jobs of the user may need the user's MPS daemon, which job_mps ends. Only root can make this cgroup.
+MPS = re.compile(r":/system\.slice/job-mps-[0-9]+\.service(/|$)", re.M)
 Job = dict  # what job_cleanup records of a job
 
 
@@ -31,9 +33,11 @@ def user_processes(uid: int, proc: Path = Path("/proc")) -> list[int]:
 
 
 def is_of_user(pid: int, uid: int, proc: Path = Path("/proc")) -> bool:
-    """Return whether a process is the user's: no zombie, and not started by Slurm to act for the user (sbcast)."""
+    """Return whether a process is the user's: no zombie, not of MPS, not started by Slurm for the user (sbcast)."""
     status = status_of(proc / str(pid))
     if status["Uid"] != str(uid) or status["State"] in ("Z", "X"):
+        return False
+    if MPS.search(read_text(proc / str(pid) / "cgroup")):
         return False
     return not (is_slurm(proc / str(pid)) and is_slurm(proc / status["PPid"], of_root=True))
 
