@@ -172,7 +172,7 @@ def daemons(slurm: TestLab) -> dict[str, str]:
     return dict(line.split() for line in listed.splitlines())
 
 
-@pytest.mark.proves("jobs", "A worker without the program of MPS is drained with the cause, until it has it.")
+@pytest.mark.proves("jobs", "A worker without MPS's program is drained with the cause until it has it.")
 def test_mps__without_its_program__drains_with_the_cause(slurm: TestLab) -> None:
     """The program is NVIDIA's own, from Debian."""
     declare(slurm, **MPS)
