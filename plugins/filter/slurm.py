@@ -43,15 +43,18 @@ def node(record: Record, shards: int = 0, mps: int = 0) -> dict[str, Any]:
     options["RealMemory"] = real_memory(record)
     if count := Counter(units(record)):
         options["Gres"] = ",".join(f"gpu:{kind}:{number}" for kind, number in sorted(count.items()))
-        for name, number in (("shard", shards), ("mps", mps)):
-            if total := number * len(_whole(record)):
-                options["Gres"] += f",{name}:{total}"
+        # Without the type of its GPUs, a back-up that takes over would set the node INVAL, because it recovers the
+        # node's own parts, which have it (read_slurm_conf(2) in src/slurmctld/backup.c of 24.11, seen with 24.11.5).
+        whole = sorted(Counter(kind for _, kind in _whole(record)).items())
+        for name, parts in (("shard", shards), ("mps", mps)):
+            for kind, number in whole if parts else ():
+                options["Gres"] += f",{name}:{kind}:{parts * number}"
     return options
 
 
-def _whole(record: Record) -> list[str]:
-    """Return the device files of the GPUs without MIG, the only ones that are shared."""
-    return [str(gpu["device"]) for gpu in record["gpus"] if gpu["mig"] is None]
+def _whole(record: Record) -> list[tuple[str, str]]:
+    """Return device file and type of the GPUs without MIG, the only ones that are shared."""
+    return [(str(gpu["device"]), str(gpu["type"])) for gpu in record["gpus"] if gpu["mig"] is None]
 
 
 def gpu_types(records: Iterable[Record]) -> list[str]:
@@ -140,16 +143,17 @@ def gres(records: Mapping[str, Record]) -> list[str]:
 def shared(records: Mapping[str, Record], numbers: Mapping[str, int], name: str) -> list[str]:
     """Return the lines of ``gres.conf`` for ``shard`` or ``mps``: one for each GPU, as in https://slurm.schedmd.com/gres.html.
 
-    They name device files, because Slurm would otherwise divide a node's parts among MIG instances too.
+    They name device files, because Slurm would otherwise divide a node's parts among MIG instances too. Lines of
+    another type than in ``slurm.conf`` would not count (_match_type in src/interfaces/gres.c).
     """
-    nodes: dict[tuple[int, tuple[str, ...]], list[str]] = {}
+    nodes: dict[tuple[int, tuple[tuple[str, str], ...]], list[str]] = {}
     for host, record in records.items():
-        if numbers[host] and (devices := tuple(_whole(record))):
-            nodes.setdefault((numbers[host], devices), []).append(host)
+        if numbers[host] and (gpus := tuple(_whole(record))):
+            nodes.setdefault((numbers[host], gpus), []).append(host)
     return [
-        f"NodeName={hostlist(names)} Name={name} Count={number} File={device}"
-        for (number, devices), names in nodes.items()
-        for device in devices
+        f"NodeName={hostlist(names)} Name={name} Type={kind} Count={number} File={device}"
+        for (number, gpus), names in nodes.items()
+        for device, kind in gpus
     ]
 
 

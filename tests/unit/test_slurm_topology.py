@@ -104,11 +104,13 @@ def test_shards__of_whole_gpus__are_those_of_slurms_page() -> None:
     records = {"tux1": record(), "tux2": record(), "odd": mixed, "cpu1": record(gpus=[]), "own": record()}
     numbers = {"tux1": 8, "tux2": 8, "odd": 2, "cpu1": 8, "own": 0}
     assert SLURM.shared(records, numbers, "shard") == [
-        *(f"NodeName=tux[1-2] Name=shard Count=8 File=/dev/nvidia{number}" for number in range(4)),
-        "NodeName=odd Name=shard Count=2 File=/dev/nvidia1",
+        *(f"NodeName=tux[1-2] Name=shard Type=a100 Count=8 File=/dev/nvidia{number}" for number in range(4)),
+        "NodeName=odd Name=shard Type=a100 Count=2 File=/dev/nvidia1",
     ]
-    assert SLURM.node(record(), 8)["Gres"] == "gpu:a100:4,shard:32"
-    assert SLURM.node(mixed, 2)["Gres"] == "gpu:2g.20gb:2,gpu:3g.40gb:1,gpu:a100:1,shard:2"
+    assert SLURM.node(record(), 8)["Gres"] == "gpu:a100:4,shard:a100:32"
+    assert SLURM.node(mixed, 2)["Gres"] == "gpu:2g.20gb:2,gpu:3g.40gb:1,gpu:a100:1,shard:a100:2"
+    two = [gpu(0), {**gpu(1), "type": "h100"}, {**gpu(2), "type": "h100"}]
+    assert SLURM.node(record(gpus=two), 2)["Gres"] == "gpu:a100:1,gpu:h100:2,shard:a100:2,shard:h100:4"
     assert SLURM.node(record(gpus=[gpu(0, mig=THREE)]), 2)["Gres"] == "gpu:2g.20gb:2,gpu:3g.40gb:1"
     assert "Gres" not in SLURM.node(record(gpus=[]), 2)
 
@@ -117,10 +119,10 @@ def test_shards__of_whole_gpus__are_those_of_slurms_page() -> None:
 def test_mps__of_gpus__is_that_of_slurms_page() -> None:
     """As in https://slurm.schedmd.com/gres.html#MPS_Management, with the same number for each GPU."""
     assert SLURM.shared({"tux1": record(gpus=[gpu(0), gpu(1)])}, {"tux1": 100}, "mps") == [
-        "NodeName=tux1 Name=mps Count=100 File=/dev/nvidia0",
-        "NodeName=tux1 Name=mps Count=100 File=/dev/nvidia1",
+        "NodeName=tux1 Name=mps Type=a100 Count=100 File=/dev/nvidia0",
+        "NodeName=tux1 Name=mps Type=a100 Count=100 File=/dev/nvidia1",
     ]
-    assert SLURM.node(record(), 0, 100)["Gres"] == "gpu:a100:4,mps:400"
+    assert SLURM.node(record(), 0, 100)["Gres"] == "gpu:a100:4,mps:a100:400"
     records = {"a": record(), "b": record(gpus=[gpu(0, mig=THREE), gpu(1)]), "c": record(gpus=[gpu(0, mig=THREE)])}
     assert SLURM.divided(records, {"a": 100, "b": 100, "c": 0}) == ["b"]
     weights = SLURM.partition([record(), record()], {}, "", True, 0, [0, 0], [100, 50])["TRESBillingWeights"]
@@ -153,11 +155,13 @@ def test_files__with_shards__have_them_where_slurm_reads_them(tmp_path: Path, so
         "AccountingStorageTRES=gres/gpu,gres/gpu:a100,gres/shard",
         "JobAcctGatherType=jobacct_gather/cgroup",
     ]
-    assert [line.split(" Gres=")[1] for line in lines(slurm_conf(role), "NodeName")] == ["gpu:a100:4,shard:12"]
+    assert [line.split(" Gres=")[1] for line in lines(slurm_conf(role), "NodeName")] == ["gpu:a100:4,shard:a100:12"]
     assert "GRES/gpu=0.500,GRES/shard=0.167 State=UP" in slurm_conf(role)
     found = role.render(role.path / "templates/gres.conf.j2").splitlines()
     assert found[1] == ("AutoDetect=nvml" if source == "driver" else "AutoDetect=off")
-    assert found[-4:] == [f"NodeName=gpu01 Name=shard Count=3 File=/dev/nvidia{number}" for number in range(4)]
+    assert found[-4:] == [
+        f"NodeName=gpu01 Name=shard Type=a100 Count=3 File=/dev/nvidia{number}" for number in range(4)
+    ]
 
 
 @pytest.mark.parametrize("source", ["record", "driver"])
@@ -171,10 +175,12 @@ def test_files__with_mps__have_it_where_slurm_reads_it(tmp_path: Path, source: s
         "AccountingStorageTRES=gres/gpu,gres/gpu:a100,gres/mps",
         "JobAcctGatherType=jobacct_gather/cgroup",
     ]
-    assert [line.split(" Gres=")[1] for line in lines(slurm_conf(role), "NodeName")] == ["gpu:a100:4,mps:400"]
+    assert [line.split(" Gres=")[1] for line in lines(slurm_conf(role), "NodeName")] == ["gpu:a100:4,mps:a100:400"]
     assert "GRES/gpu=0.500,GRES/mps=0.005 State=UP" in slurm_conf(role)
     found = role.render(role.path / "templates/gres.conf.j2").splitlines()
-    assert found[-4:] == [f"NodeName=gpu01 Name=mps Count=100 File=/dev/nvidia{number}" for number in range(4)]
+    assert found[-4:] == [
+        f"NodeName=gpu01 Name=mps Type=a100 Count=100 File=/dev/nvidia{number}" for number in range(4)
+    ]
 
 
 @pytest.mark.parametrize(
