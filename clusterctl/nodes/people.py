@@ -50,20 +50,23 @@ _NOBODY = Directory({}, ())
 
 
 def directory(inventory: Inventory, access: Access) -> tuple[Directory, dict[str, ContactError]]:
-    """Return what the head knows of the directory; nothing without one, and a problem if that cannot be read.
+    """Return what the first head that responds knows of the directory; nothing without one, problems if none does.
 
-    If the head cannot be contacted, the error is there by its name: a second contact would only take as long again.
+    If a head cannot be contacted, the error is there by its name: a second contact would only take as long again.
     """
     heads = [host for host in inventory.in_group(SLURM.head) if SSSD in host.groups]
-    for head in heads:
+    failed: dict[str, ContactError] = {}
+    problems: list[str] = []
+    for head in heads:  # each has the record of both
         try:
             with connect(head, access) as session:
-                return read(head, HeadCommands(session, head.name)), {}
+                return read(head, HeadCommands(session, head.name)), failed
         except ContactError as error:
-            return Directory({}, (f"people of the directory are not known: {head.name}: {error}",)), {head.name: error}
+            failed[head.name] = error
+            problems.append(f"people of the directory are not known: {head.name}: {error}")
         except HeadFailed as error:
-            return Directory({}, (f"people of the directory are not known: {error}",)), {}
-    return _NOBODY, {}
+            problems.append(f"people of the directory are not known: {error}")
+    return Directory({}, tuple(problems)), failed
 
 
 def read(head: Host, commands: HeadCommands) -> Directory:

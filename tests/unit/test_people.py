@@ -3,6 +3,8 @@
 import json
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
@@ -11,12 +13,15 @@ from typing import Any
 import pytest
 
 from clusterctl.commands import status
+from clusterctl.inventory.model import Host
 from clusterctl.nodes import contact
+from clusterctl.nodes import people as people_of
 from clusterctl.nodes.contact import PeopleIds
 from clusterctl.nodes.people import SAMPLE, Directory, Person, asked, compare, differences
 from clusterctl.nodes.probe import people, state
 from clusterctl.nodes.probe.common import MAX_PEOPLE
 from clusterctl.nodes.remote import Access
+from clusterctl.nodes.session import ContactError, Failure
 
 from .ssh_server import host, inventory, listening
 
@@ -135,3 +140,23 @@ def test_head__that_does_not_respond__is_contacted_once(tmp_path: Path, verb: st
             apart, known = compare(cluster, cluster.hosts, access)
             assert (apart, len(known.problems)) == ([], 1)
     assert len(contacts) == 1
+
+
+@pytest.mark.proves("identity", "If the first of two heads does not respond, the other one knows the people.")
+def test_directory__with_a_dead_first_head__is_that_of_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = frozenset({"slurm_head", "sssd"})
+    heads = [replace(host(1, tmp_path / "id", name), groups=groups, user="root") for name in ("head1", "head2")]
+    known = Directory({"eve": Person("vision", "vision", 7001)}, ())
+
+    @contextmanager
+    def connect(head: Host, _access: Access) -> Iterator[None]:
+        if head.name == "head1":
+            raise ContactError(Failure.SILENT, "it does not respond")
+        yield
+
+    monkeypatch.setattr(people_of, "connect", connect)
+    monkeypatch.setattr(people_of, "read", lambda *_: known)
+    found, failed = people_of.directory(inventory(tmp_path, *heads), Access(tmp_path / "known_hosts"))
+    assert (found, [*failed]) == (known, ["head1"])

@@ -146,6 +146,7 @@ def node(program: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setattr(program, "output", node.output)
     monkeypatch.setattr(program, "admissions", node.admissions)
     monkeypatch.setattr(program, "RECORD", str(tmp_path / "record"))
+    monkeypatch.setattr(program, "OWN", str(tmp_path / "record"))
     return node
 
 
@@ -176,6 +177,19 @@ def test_leaver__with_the_uid_of_another__ends_no_job_of_theirs(program: ModuleT
     node.run.clear()
     followed(program, {"eve": dict(EVE), "victim": dict(VICTIM)}, ["eve"])
     assert "scancel" not in {argv[0] for argv in node.run}
+
+
+@pytest.mark.proves("identity", "Without slurmdbd the jobs of a leaver are cancelled; the association ends later.")
+def test_leaver__without_accounting__loses_the_jobs(
+    program: ModuleType, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = node.output
+    monkeypatch.setattr(program, "output", lambda *argv: (1, "down") if argv[0] == "sacctmgr" else answer(*argv))
+    node.jobs = "11 7001 eve\n12 7002 victim\n"
+    with pytest.raises(program.FollowError, match="down"):
+        followed(program, {"eve": EVE, "victim": VICTIM}, ["eve"])
+    assert node.run == [("scancel", "11")]
+    assert recorded(program.RECORD)["people"] == {"eve": EVE, "victim": VICTIM}
 
 
 def test_leaver__who_returns_before_the_end__can_submit_again(program: ModuleType, node: Node) -> None:
@@ -242,6 +256,82 @@ def test_names__that_sacctmgr_could_take_for_options__are_left_out(
     (said,) = follower.problems
     assert said.startswith("vision: cannot be users of Slurm: '-x', 'a=b', 'Eve'")
     assert "\n" not in said
+
+
+@pytest.fixture
+def pair(program: ModuleType, node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, bool]:
+    """Make the simulated head one of two, and return whether it is in control."""
+    control = {"head1": True}
+    output, shared = node.output, tmp_path / "shared"
+    shared.mkdir()
+    settings = tmp_path / "settings"
+    accounts = [{"key": group, "value": account} for group, account in ACCOUNTS]
+    settings.write_text(
+        json.dumps({"cluster": "c", "head": "head1", "accounts": accounts, "departed": [], "local": {"ada": 5001}})
+    )
+
+    def answer(*argv: str) -> tuple[int, str]:
+        return (0 if control[argv[1]] else 1, "") if argv[0] == program.IN_CONTROL else output(*argv)
+
+    monkeypatch.setattr(program, "output", answer)
+    for name, path in (
+        ("SETTINGS", settings),
+        ("SHARED", shared),
+        ("LOCK", shared / "lock"),
+        ("OWN", tmp_path / "own"),
+    ):
+        monkeypatch.setattr(program, name, str(path))
+    monkeypatch.setattr(program, "RECORD", str(shared / "record"))
+    return control
+
+
+def recorded(path: str) -> Any:
+    return json.loads(Path(path).read_text())
+
+
+@pytest.mark.proves("identity", "Of two heads, only the one in control changes associations, with one record.")
+def test_head__that_is_not_in_control__changes_nothing(program: ModuleType, node: Node, pair: dict[str, bool]) -> None:
+    node.refused = {"eve"}
+    program.save(program.RECORD, {"people": {"eve": EVE, "victim": VICTIM}})
+    pair["head1"] = False
+    assert (program.main([]), program.main(["--accept-departures"])) == (0, 1)
+    assert node.run == []
+    assert recorded(program.OWN)["people"] == {"eve": EVE, "victim": VICTIM}
+    pair["head1"] = True
+    assert program.main([]) == 0
+    assert "scancel" not in {argv[0] for argv in node.run}
+    assert {argv[1] for argv in node.run} == {"modify", "delete"}
+    assert recorded(program.RECORD)["people"] == recorded(program.OWN)["people"] == {"victim": VICTIM}
+
+
+@pytest.mark.proves("identity", "From one head to two and back, the record of associations is kept.")
+@pytest.mark.parametrize("in_control", [True, False])
+def test_record__of_a_head_that_becomes_one_of_two__is_kept(
+    program: ModuleType, node: Node, pair: dict[str, bool], monkeypatch: pytest.MonkeyPatch, in_control: bool
+) -> None:
+    pair["head1"] = in_control
+    people = {"eve": EVE, "victim": VICTIM}
+    program.save(program.OWN, {"people": {"eve": EVE}, "ended": []})
+    program.save(program.RECORD, {"people": {"victim": VICTIM}, "ended": []})
+    program.main([])
+    assert recorded(program.RECORD)["people"] == people
+    program.save(program.RECORD, {"people": {"victim": VICTIM}, "ended": []})  # the other head: eve has left
+    program.main([])
+    assert recorded(program.OWN)["people"] == {"victim": VICTIM}
+    monkeypatch.setattr(program, "RECORD", program.RECORD + ".elsewhere")
+    assert program.load()["people"] == {"victim": VICTIM}
+    monkeypatch.setattr(program, "RECORD", program.OWN)
+    assert program.load()["people"] == {"victim": VICTIM}
+    assert "shared" not in program.load()
+
+
+def test_head__without_the_shared_directory__does_nothing(
+    program: ModuleType, node: Node, pair: dict[str, bool], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(program.SHARED).rmdir()
+    assert program.main([]) == 0
+    assert "mount the directory that the heads share" in capsys.readouterr().err
+    assert node.run == []
 
 
 class Slurm:

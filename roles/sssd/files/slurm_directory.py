@@ -5,6 +5,9 @@ A timer starts this program on Slurm's head. It asks the directory by SSSD alone
 server responds. It changes only associations that it has made itself, which its record lists. It prints what it
 changes, and on standard error what it does not do, and why. The record also has that, for clusterctl.
 
+Two heads have one record, in the directory that they share. Only the head in control changes Slurm; the other one
+copies the record, for clusterctl and for the case that it becomes the only head.
+
 A person has left if the directory no longer lists them in the group, if it or the inventory refuses them, or if the
 inventory no longer lists the group. They can submit no more jobs, and their jobs are cancelled, because Slurm ends no
 association with jobs. If more people seem to have left than is likely, no association ends, unless an administrator
@@ -26,8 +29,22 @@ sys.path.insert(0, "/usr/local/lib/clusterctl")
 from directory_rules import collisions, departures, is_unlikely, unlikely_groups, wanted_accounts  # noqa: E402
 
 SETTINGS = "/etc/clusterctl/slurm-directory.json"
-RECORD = "/var/lib/clusterctl/slurm-directory.json"
-LOCK = "/run/clusterctl-directory.lock"
+OWN = "/var/lib/clusterctl/slurm-directory.json"
+
+
+def shared_directory():
+    """Return the directory that two heads share, empty if this head shares none."""
+    try:
+        with open("/etc/slurm/shared-state") as file:
+            return file.read().strip()
+    except FileNotFoundError:
+        return ""
+
+
+SHARED = os.path.join(shared_directory(), "clusterctl") if shared_directory() else ""
+RECORD = os.path.join(SHARED, "slurm-directory.json") if SHARED else OWN
+LOCK = os.path.join(SHARED, "slurm-directory.lock") if SHARED else "/run/clusterctl-directory.lock"
+IN_CONTROL = "/usr/local/sbin/slurm-in-control"
 ADMISSIONS = "/usr/local/sbin/directory-admissions"
 ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
 SECONDS = 60  # for each command
@@ -173,6 +190,47 @@ def end(cluster, name, account, present, default=None):
     sacctmgr("delete", "user", "where", "name=" + name, "account=" + account, "cluster=" + cluster)
 
 
+def is_standby(settings):
+    """Return whether another head is in control, or none of two."""
+    return settings["head"] != "" and output(IN_CONTROL, settings["head"])[0] != 0
+
+
+def read(path):
+    """Return the record in a file, empty if there is none."""
+    if not os.path.exists(path):
+        return {}
+    with open(path) as file:
+        return json.load(file)
+
+
+def save(path, record):
+    """Write a record as a whole, readable for root alone."""
+    with open(os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        json.dump(record, file, indent=1, sort_keys=True)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + ".new", path)
+
+
+def keep(record):
+    """Write the record, and if it is shared, the copy of this head."""
+    save(RECORD, record)
+    if RECORD != OWN:
+        save(OWN, dict(record, shared=RECORD))
+
+
+def load():
+    """Return the record. What this head has recorded alone, or in another shared directory, becomes part of it."""
+    record = dict({"ended": [], "online": True, "people": {}, "problems": []}, **read(RECORD))
+    own = read(OWN) if RECORD != OWN else {}
+    if own and own.get("shared") != RECORD:
+        record["people"] = dict(own["people"], **record["people"])
+        record["ended"] = record["ended"] + own.get("ended", [])
+    record.pop("shared", None)
+    return record
+
+
 class Follower:
     """Changes Slurm, and writes the record after each change."""
 
@@ -180,23 +238,14 @@ class Follower:
         self.settings, self.accept = settings, accept
         self.accounts = [(one["key"], one["value"].lower()) for one in settings["accounts"]]
         self.deadline, self.online, self.problems = time.monotonic() + LIMIT, False, []
-        record = {"people": {}}
-        if os.path.exists(RECORD):
-            with open(RECORD) as file:
-                record = json.load(file)
+        record = load()
         self.known = record["people"]
         # When people left; accepted departures no longer count.
-        self.ended = [] if accept else [at for at in record.get("ended", ()) if 0 <= time.time() - at < DAY]
+        self.ended = [] if accept else [at for at in record["ended"] if 0 <= time.time() - at < DAY]
 
     def write(self):
-        """Write the record as a whole, readable for root alone."""
-        content = {"ended": self.ended, "online": self.online, "people": self.known, "problems": self.problems}
-        with open(os.open(RECORD + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump(content, file, indent=1, sort_keys=True)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(RECORD + ".new", RECORD)
+        """Write the record."""
+        keep({"ended": self.ended, "online": self.online, "people": self.known, "problems": self.problems})
 
     def follow(self):
         """Converge, and report what is not done."""
@@ -262,7 +311,13 @@ class Follower:
     def change(self, wanted, found, leaving, counted=()):
         """End and add associations; one that Slurm refuses is tried again the next time."""
         cluster = self.settings["cluster"]
-        present = associations(cluster) if wanted or leaving else set()
+        try:
+            present = associations(cluster) if wanted or leaving else set()
+        except FollowError:
+            # slurmctld works without accounting, whose host can be a head that is down. The associations end later.
+            for name in leaving:
+                self.attempt(cancel_jobs, name, self.known[name]["uid"])
+            raise
         for name in leaving:
             self.attempt(self.leave, name, present, name in counted)
         for account in sorted({account for _, account in wanted.values()} - {one for _, one in present}):
@@ -327,6 +382,9 @@ def main(arguments):
         return 2
     with open(SETTINGS) as file:
         settings = json.load(file)
+    if SHARED and not os.path.isdir(SHARED):
+        print("%s does not exist: mount the directory that the heads share" % SHARED, file=sys.stderr)
+        return 0
     with open(LOCK, "w") as lock:
         for _ in range(2 * LIMIT):
             try:
@@ -337,6 +395,11 @@ def main(arguments):
         else:
             print("another slurm-directory has been running for %d s" % LIMIT, file=sys.stderr)
             return 0
+        if is_standby(settings):
+            keep(load())
+            if arguments:
+                print("this head is not in control: run the command on the other one", file=sys.stderr)
+            return 1 if arguments else 0
         follower = Follower(settings, bool(arguments))
         try:
             follower.follow()
