@@ -36,6 +36,31 @@ def check(root: Path, library: str, configuration: str, sacctmgr: str = "printf 
     return done.stderr.replace(str(root), "")
 
 
+@pytest.mark.proves("heads", "In a move of the queue to another directory, the drain ledger moves, too.")
+def test_state__in_another_directory__moves_with_its_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, shared = tmp_path / "alone/slurmctld", tmp_path / "shared/slurmctld"
+    program, own = tmp_path / "program", tmp_path / "drain.json"
+    text = CHECK.read_text().replace("/etc/slurm/slurm.conf", str(tmp_path / "was.conf"))
+    program.write_text(text.replace("/var/lib/clusterctl/drain.json", str(own)))
+    monkeypatch.setattr("tests.unit.test_slurm_conf_check.CHECK", program)
+    ledger = shared.parent / "clusterctl/drain.json"
+    ledger.parent.mkdir(parents=True)
+    for path in (alone, shared):
+        path.mkdir(parents=True)
+    for was, will, was_ledger, will_ledger in ((alone, shared, own, ledger), (shared, alone, ledger, own)):
+        (was / "clustername").touch()
+        (was / "job_state").touch()
+        (tmp_path / "was.conf").write_text(f"StateSaveLocation={was}\n")
+        move = f"systemctl stop slurmctld && cp -a {was}/. {will}/"
+        for more in ("", f" && cp -a {was_ledger} {will_ledger}"):
+            said = check(tmp_path, "opt/lib/libslurmfull.so", f"StateSaveLocation={will}\n")
+            assert said.splitlines()[0].endswith(f": {move}{more}".replace(str(tmp_path), "")), said
+            was_ledger.touch()
+        (was / "clustername").unlink()
+        (was / "job_state").unlink()
+        own.unlink(missing_ok=True)
+
+
 def install(folder: Path, *plugins: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for plugin in plugins:
