@@ -1,45 +1,24 @@
 """Storage: homes from an NFS server on all nodes, a server that does not respond, a directory for each job.
 
-The server is real (NFS-Ganesha), as are the protocol, the mount units and the firewall. The client of the workers is
-simulated by the program mount.nfs4 beside this file, because the kernel of a build machine may have no NFS.
+The server is real, the client of the workers is simulated (nfs.py).
 """
 
 import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from tests.cluster.lab import ALICES, TestLab, clusterctl, fresh, podman
 from tests.cluster.members import states
+from tests.cluster.nfs import HOMES, prepare
 from tests.faults.injury import container, in_service, wait_until
 
-HOMES = "/srv/homes"
 VARIABLES = f"""\
     users_home: {HOMES}
     nfs_server_software: ganesha
     slurm_worker_scratch: /local
-"""
-# Ganesha finds files by handles, which the file system of a container does not have.
-DISK = f"""
-export DEBIAN_FRONTEND=noninteractive
-apt-get update -qq && apt-get install -y -qq --no-install-recommends e2fsprogs > /dev/null
-[ -e /dev/loop-control ] || mknod /dev/loop-control c 10 237
-for number in $(seq 0 31); do [ -e /dev/loop$number ] || mknod /dev/loop$number b 7 $number; done
-truncate -s 200M /var/tmp/homes.img
-mkfs.ext4 -q /var/tmp/homes.img
-mkdir {HOMES}
-mount -o loop /var/tmp/homes.img {HOMES}
-rmdir {HOMES}/lost+found
-"""
-# The package nfs-common then installs its own program under another name.
-CLIENT = """
-export DEBIAN_FRONTEND=noninteractive
-apt-get update -qq && apt-get install -y -qq --no-install-recommends libnfs14 python3-fusepy > /dev/null
-dpkg-divert --quiet --local --rename --add --divert /usr/sbin/mount.nfs4.kernel /usr/sbin/mount.nfs4
-install -m 0755 /var/tmp/mount.nfs4 /usr/sbin/mount.nfs4
 """
 # A client as a user can write it; prints 0 if the server lets it mount.
 OWN_CLIENT = f"""
@@ -58,11 +37,7 @@ SERVER = "head1"
 def lab() -> Iterator[TestLab]:
     """A cluster whose head serves the homes, with scratch directories, bootstrapped."""
     with fresh("storage", "--gpus", "2") as lab:
-        lab.root(SERVER, DISK)
-        program = Path(__file__).with_name("mount.nfs4").read_text()
-        for node in ("gpu01", "gpu02"):
-            lab.ssh(node, "sudo", "tee", "/var/tmp/mount.nfs4", stdin=program)
-            lab.root(node, CLIENT)
+        prepare(lab, SERVER, ("gpu01", "gpu02"))
         text = lab.inventory.read_text().replace(ALICES, f"{ALICES}{VARIABLES}")
         lab.inventory.write_text(f"{text}    nfs_server:\n      hosts:\n        {SERVER}: {{}}\n")
         lab.run("bootstrap")
