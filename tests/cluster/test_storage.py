@@ -156,12 +156,14 @@ def test_scratch__full_disk__drains_the_worker(lab: TestLab) -> None:
 @pytest.mark.long
 @pytest.mark.proves("storage", "A worker whose file server boots later mounts the homes then, and takes jobs.")
 def test_server__that_boots_later__is_mounted_then(lab: TestLab) -> None:
-    job = submit(lab, "pwd", "--nodelist=gpu02", "--begin=now+1minutes")
     with silent(lab):
         podman("restart", "--time", "5", container(lab, "gpu02"))
         found = ("sudo", "journalctl", "-b", "--unit", "clusterctl-mounts")  # SSH is not there at once
         wait_until(lambda: "Failed with result" in lab.ssh("gpu02", *found, check=False))
         assert lab.root("gpu02", "systemctl is-active slurmd || :").strip() == "inactive"
+    wait_until(lambda: lab.root("gpu02", "systemctl is-active slurmd || :").strip() == "active")
+    wait_until(lambda: in_service(lab)["gpu02"] == "idle")
+    job = submit(lab, "pwd", "--nodelist=gpu02")
     finished(lab, job)
     assert alice(lab, f"cat slurm-{job}.out").strip() == f"{HOMES}/alice"
 
