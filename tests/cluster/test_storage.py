@@ -155,6 +155,7 @@ def test_scratch__full_disk__drains_the_worker(lab: TestLab) -> None:
 
 @pytest.mark.long
 @pytest.mark.proves("storage", "A worker whose file server boots later mounts the homes then, and takes jobs.")
+@pytest.mark.timeout(1800)
 def test_server__that_boots_later__is_mounted_then(lab: TestLab) -> None:
     with silent(lab):
         podman("restart", "--time", "5", container(lab, "gpu02"))
