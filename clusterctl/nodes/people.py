@@ -57,16 +57,20 @@ def directory(inventory: Inventory, access: Access) -> tuple[Directory, dict[str
     heads = [host for host in inventory.in_group(SLURM.head) if SSSD in host.groups]
     failed: dict[str, ContactError] = {}
     problems: list[str] = []
-    for head in heads:  # each has the record of both
+    answered = False
+    for head in heads:  # each has the record of both, unless it was reinstalled
         try:
             with connect(head, access) as session:
-                return read(head, HeadCommands(session, head.name)), failed
+                found = read(head, HeadCommands(session, head.name))
+            if found is not _NOBODY:
+                return found, failed
+            answered = True
         except ContactError as error:
             failed[head.name] = error
             problems.append(f"people of the directory are not known: {head.name}: {error}")
         except HeadFailed as error:
             problems.append(f"people of the directory are not known: {error}")
-    return Directory({}, tuple(problems)), failed
+    return _NOBODY if answered else Directory({}, tuple(problems)), failed
 
 
 def read(head: Host, commands: HeadCommands) -> Directory:

@@ -139,7 +139,8 @@ ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin", "LC_ALL":
 
 DRAIN = "/usr/local/sbin/slurm-drain"
 DID_NOT_COMPLETE = "the last run did not complete there"
-AWAY = ("Node unexpectedly rebooted", "ResumeTimeout reached", "none")
+# Author and reason, as sinfo prints them.
+AWAY = (("slurm", "Node unexpectedly rebooted"), ("slurm", "ResumeTimeout reached"), ("Unknown", "none"))
 RESERVATION = "clusterctl-proof"
 # After a killed run the reservation and the drained nodes stay until the next run, at most for this time.
 RESERVATION_TIME = "1-00:00:00"
@@ -473,15 +474,15 @@ def returned(known: dict[str, tuple[str, str]], down: dict[str, str]) -> list[st
     """
     names = [name for name in sorted(down) if known.get(name, ("", ""))[0] == "down"]
     reasons = reasons_of(names)
-    return [name for name in names if reasons.get(name) in AWAY]
+    return [name for name in names if reasons.get(name) in AWAY]  # of another author, they are an administrator's
 
 
-def reasons_of(names: list[str]) -> dict[str, str]:
-    """Return Slurm's reasons why nodes are down or drained."""
+def reasons_of(names: list[str]) -> dict[str, tuple[str, str]]:
+    """Return for nodes that are down or drained who set the reason, and the reason."""
     if not names:
         return {}
-    lines = output(["sinfo", "--noheader", "--Node", f"--nodes={','.join(names)}", "--format=%N|%E"]).splitlines()
-    return {name: reason.strip() for name, reason in (line.split("|", 1) for line in lines)}
+    lines = output(["sinfo", "--noheader", "--Node", f"--nodes={','.join(names)}", "--format=%N|%u|%E"]).splitlines()
+    return {name: (user.strip(), reason.strip()) for name, user, reason in (line.split("|", 2) for line in lines)}
 
 
 def waiting(nodes: Nodes, cause: str, causes: Nodes) -> list[str]:
@@ -494,7 +495,7 @@ def waiting(nodes: Nodes, cause: str, causes: Nodes) -> list[str]:
     if has_reservation():  # of a killed run
         delete_reservation()
     reasons = reasons_of(waiting_nodes)
-    return [name for name in waiting_nodes if reasons.get(name, "").startswith("clusterctl: ")]
+    return [name for name in waiting_nodes if reasons.get(name, ("", ""))[1].startswith("clusterctl: ")]
 
 
 def by_partition(

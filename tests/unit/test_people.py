@@ -143,20 +143,22 @@ def test_head__that_does_not_respond__is_contacted_once(tmp_path: Path, verb: st
 
 
 @pytest.mark.proves("identity", "If the first of two heads does not respond, the other one knows the people.")
-def test_directory__with_a_dead_first_head__is_that_of_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_dead", [True, False])
+def test_directory__with_a_first_head_without_it__is_that_of_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_dead: bool
 ) -> None:
+    """It is dead, or was reinstalled."""
     groups = frozenset({"slurm_head", "sssd"})
     heads = [replace(host(1, tmp_path / "id", name), groups=groups, user="root") for name in ("head1", "head2")]
     known = Directory({"eve": Person("vision", "vision", 7001)}, ())
 
     @contextmanager
     def connect(head: Host, _access: Access) -> Iterator[None]:
-        if head.name == "head1":
+        if head.name == "head1" and is_dead:
             raise ContactError(Failure.SILENT, "it does not respond")
         yield
 
     monkeypatch.setattr(people_of, "connect", connect)
-    monkeypatch.setattr(people_of, "read", lambda *_: known)
+    monkeypatch.setattr(people_of, "read", lambda head, _: known if head.name == "head2" else people_of._NOBODY)
     found, failed = people_of.directory(inventory(tmp_path, *heads), Access(tmp_path / "known_hosts"))
-    assert (found, [*failed]) == (known, ["head1"])
+    assert (found, [*failed]) == (known, ["head1"] * is_dead)

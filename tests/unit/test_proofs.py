@@ -70,12 +70,13 @@ def test_states__signs_of_sinfo__are_of_nodes_in_service_or_not(
 @pytest.mark.parametrize(
     ("state", "reason", "is_tested"),
     [
-        ("down", "Node unexpectedly rebooted", True),
-        ("down", "ResumeTimeout reached", True),
-        ("down", "none", True),
-        ("down*", "Node unexpectedly rebooted", False),
-        ("down", "Low RealMemory", False),
-        ("down", "ops: fan", False),
+        ("down", "slurm|Node unexpectedly rebooted", True),
+        ("down", "slurm|ResumeTimeout reached", True),
+        ("down", "Unknown|none", True),
+        ("down*", "slurm|Node unexpectedly rebooted", False),
+        ("down", "slurm|Low RealMemory", False),
+        ("down", "root|none", False),
+        ("down", "root|fan: Node unexpectedly rebooted", False),
     ],
 )
 def test_prove__node_that_slurm_keeps_down__is_tested_if_it_was_away(
@@ -89,7 +90,7 @@ def test_prove__node_that_slurm_keeps_down__is_tested_if_it_was_away(
             return f"gpu01|{has['state']}|main*\n" if "%T" in argv[-1] else f"gpu01|{has['reason']}\n"
         if argv[0] == JOB.DRAIN and "--out" in argv:
             ledger["gpu01"] = {argv[1]: argv[-1]}
-            has.update(state="drained", reason=f"clusterctl: {argv[-1]}")
+            has.update(state="drained", reason=f"root|clusterctl: {argv[-1]}")
         return json.dumps(ledger)
 
     monkeypatch.setattr(JOB, "output", output)

@@ -1,6 +1,7 @@
 """Which of Slurm's associations follow a directory: what slurm-directory adds and ends, and what it refuses to end."""
 
 import json
+import os
 import time
 from pathlib import Path
 from types import ModuleType
@@ -319,10 +320,38 @@ def test_record__of_a_head_that_becomes_one_of_two__is_kept(
     program.main([])
     assert recorded(program.OWN)["people"] == {"victim": VICTIM}
     monkeypatch.setattr(program, "RECORD", program.RECORD + ".elsewhere")
-    assert program.load()["people"] == {"victim": VICTIM}
+    assert program.load()[0]["people"] == {"victim": VICTIM}
     monkeypatch.setattr(program, "RECORD", program.OWN)
-    assert program.load()["people"] == {"victim": VICTIM}
-    assert "shared" not in program.load()
+    assert program.load()[0]["people"] == {"victim": VICTIM}
+    assert "shared" not in program.load()[0]
+
+
+@pytest.mark.proves("identity", "A shared record that is lost or older does not undo what a head has recorded.")
+@pytest.mark.parametrize("copy", [{"shared": True}, {}])
+def test_record__that_is_lost_or_older__is_that_of_the_head(
+    program: ModuleType, node: Node, pair: dict[str, bool], copy: dict[str, bool]
+) -> None:
+    """The older one was left when the cluster had one head for a while; without `shared`, the head was alone."""
+    pair["head1"] = False
+    if not copy:
+        program.save(program.RECORD, {"people": {"eve": EVE}, "ended": []})
+        os.utime(program.RECORD, (1, 1))
+    program.save(program.OWN, {"people": {"victim": VICTIM}, "ended": [], **dict.fromkeys(copy, program.RECORD)})
+    program.main([])
+    assert recorded(program.RECORD)["people"] == recorded(program.OWN)["people"] == {"victim": VICTIM}
+
+
+def test_record__of_the_head_in_control__is_not_written_by_the_other(
+    program: ModuleType, node: Node, pair: dict[str, bool]
+) -> None:
+    """It would undo a change that the other one makes at the same time."""
+    pair["head1"] = False
+    program.save(program.RECORD, {"people": {"victim": VICTIM}, "ended": []})
+    program.main([])
+    before = os.stat(program.RECORD).st_ino
+    program.main([])
+    assert os.stat(program.RECORD).st_ino == before
+    assert recorded(program.OWN)["people"] == {"victim": VICTIM}
 
 
 def test_head__without_the_shared_directory__does_nothing(

@@ -213,22 +213,31 @@ def save(path, record):
     os.replace(path + ".new", path)
 
 
-def keep(record):
-    """Write the record, and if it is shared, the copy of this head."""
-    save(RECORD, record)
+def keep(record, changes=True):
+    """Write the record if it changes, and if it is shared, the copy of this head."""
+    if changes:
+        save(RECORD, record)
     if RECORD != OWN:
         save(OWN, dict(record, shared=RECORD))
 
 
 def load():
-    """Return the record. What this head has recorded alone, or in another shared directory, becomes part of it."""
+    """Return the record, with what only this head has, and whether there is any.
+
+    It has more if it followed alone, or with another shared directory. A shared record that is older was left from
+    before that. Of one that is lost, the head has the copy.
+    """
     record = dict({"ended": [], "online": True, "people": {}, "problems": []}, **read(RECORD))
     own = read(OWN) if RECORD != OWN else {}
-    if own and own.get("shared") != RECORD:
+    is_there = os.path.exists(RECORD)
+    has_more = bool(own) and (own.get("shared") != RECORD or not is_there)
+    if has_more and (not is_there or os.stat(OWN).st_mtime_ns > os.stat(RECORD).st_mtime_ns):
+        record.update(own)
+    elif has_more:
         record["people"] = dict(own["people"], **record["people"])
         record["ended"] = record["ended"] + own.get("ended", [])
     record.pop("shared", None)
-    return record
+    return record, has_more
 
 
 class Follower:
@@ -238,7 +247,7 @@ class Follower:
         self.settings, self.accept = settings, accept
         self.accounts = [(one["key"], one["value"].lower()) for one in settings["accounts"]]
         self.deadline, self.online, self.problems = time.monotonic() + LIMIT, False, []
-        record = load()
+        record, _ = load()
         self.known = record["people"]
         # When people left; accepted departures no longer count.
         self.ended = [] if accept else [at for at in record["ended"] if 0 <= time.time() - at < DAY]
@@ -384,7 +393,7 @@ def main(arguments):
         settings = json.load(file)
     if SHARED and not os.path.isdir(SHARED):
         print("%s does not exist: mount the directory that the heads share" % SHARED, file=sys.stderr)
-        return 0
+        return 1 if arguments else 0
     with open(LOCK, "w") as lock:
         for _ in range(2 * LIMIT):
             try:
@@ -394,9 +403,9 @@ def main(arguments):
                 time.sleep(0.5)
         else:
             print("another slurm-directory has been running for %d s" % LIMIT, file=sys.stderr)
-            return 0
+            return 1 if arguments else 0
         if is_standby(settings):
-            keep(load())
+            keep(*load())
             if arguments:
                 print("this head is not in control: run the command on the other one", file=sys.stderr)
             return 1 if arguments else 0
