@@ -326,7 +326,7 @@ def test_record__of_a_head_that_becomes_one_of_two__is_kept(
     assert "shared" not in program.load()[0]
 
 
-@pytest.mark.proves("identity", "A shared record that is lost or older does not undo what a head has recorded.")
+@pytest.mark.proves("identity", "A lost or older shared record does not undo what a head has recorded.")
 @pytest.mark.parametrize("copy", [{"shared": True}, {}])
 def test_record__that_is_lost_or_older__is_that_of_the_head(
     program: ModuleType, node: Node, pair: dict[str, bool], copy: dict[str, bool]
