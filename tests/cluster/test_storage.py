@@ -154,22 +154,6 @@ def test_scratch__full_disk__drains_the_worker(lab: TestLab) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.proves("storage", "A worker whose file server boots later mounts the homes then, and takes jobs.")
-@pytest.mark.timeout(1800)
-def test_server__that_boots_later__is_mounted_then(lab: TestLab) -> None:
-    with silent(lab):
-        podman("restart", "--time", "5", container(lab, "gpu02"))
-        found = ("sudo", "journalctl", "-b", "--unit", "clusterctl-mounts")  # SSH is not there at once
-        wait_until(lambda: "Failed with result" in lab.ssh("gpu02", *found, check=False))
-        assert lab.root("gpu02", "systemctl is-active slurmd || :").strip() == "inactive"
-    wait_until(lambda: lab.root("gpu02", "systemctl is-active slurmd || :").strip() == "active")
-    wait_until(lambda: in_service(lab)["gpu02"] == "idle")
-    job = submit(lab, "pwd", "--nodelist=gpu02")
-    finished(lab, job)
-    assert alice(lab, f"cat slurm-{job}.out").strip() == f"{HOMES}/alice"
-
-
-@pytest.mark.long
 @pytest.mark.proves("storage", "A file server that does not respond is reported by each verb; jobs then continue.")
 def test_server__that_does_not_respond__blocks_no_verb(lab: TestLab) -> None:
     script = "for n in 1 2 3; do echo $n >> lines; until [ -e go$n ]; do sleep 1; done; done"
@@ -197,3 +181,19 @@ def test_server__that_does_not_respond__blocks_no_verb(lab: TestLab) -> None:
     assert lab.run("bootstrap")["hosts"].keys() >= {"gpu01", "gpu02"}
     # The server and its clients keep the times of a home for up to a minute.
     wait_until(lambda: lab.healthy()["homes_apart"] == [])
+
+
+@pytest.mark.long
+@pytest.mark.proves("storage", "A worker whose file server boots later mounts the homes then, and takes jobs.")
+@pytest.mark.timeout(1800)
+def test_server__that_boots_later__is_mounted_then(lab: TestLab) -> None:
+    with silent(lab):
+        podman("restart", "--time", "5", container(lab, "gpu02"))
+        found = ("sudo", "journalctl", "-b", "--unit", "clusterctl-mounts")  # SSH is not there at once
+        wait_until(lambda: "Failed with result" in lab.ssh("gpu02", *found, check=False))
+        assert lab.root("gpu02", "systemctl is-active slurmd || :").strip() == "inactive"
+    wait_until(lambda: lab.root("gpu02", "systemctl is-active slurmd || :").strip() == "active")
+    wait_until(lambda: in_service(lab)["gpu02"] == "idle")
+    job = submit(lab, "pwd", "--nodelist=gpu02")
+    finished(lab, job)
+    assert alice(lab, f"cat slurm-{job}.out").strip() == f"{HOMES}/alice"
