@@ -131,6 +131,29 @@ def find(monkeypatch: pytest.MonkeyPatch) -> Find:
     return ask
 
 
+def test_a_cleanup_that_hangs_leaves_what_it_had_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without the finding the head would give the worker back to jobs."""
+    (tmp_path / "job-cleanup").touch()
+    monkeypatch.setattr(CHECKS, "JOB_CLEANUP", tmp_path / "job-cleanup")
+    state: dict[str, Any] = {}
+
+    def leftovers(said: str) -> list[tuple[str, bool]]:
+        def answer(*argv: str, seconds: float) -> str:
+            if said.startswith("!"):
+                raise NODE.CommandError(argv, [said[1:]])
+            return said
+
+        monkeypatch.setattr(NODE, "run", answer)
+        return [(one.text, one.drains) for one in CHECKS.Checks(GIVEN, state).leftovers()]
+
+    hangs = (f"check failed: {tmp_path}/job-cleanup: no response within 10 s", False)
+    assert leftovers("!no response within 10 s") == [hangs]
+    assert leftovers("process 7 does not end\n") == [("process 7 does not end", True)]
+    assert leftovers("!no response within 10 s") == [hangs, ("process 7 does not end", True)]
+    assert leftovers("") == []
+    assert leftovers("!no response within 10 s") == [hangs]
+
+
 def line(message: str, when: int = 1_800_000_000) -> str:
     return json.dumps({"MESSAGE": message, "__REALTIME_TIMESTAMP": str(when * 1_000_000), "__CURSOR": "s=1"}) + "\n"
 

@@ -20,13 +20,9 @@ from nvidia_smi import Gpu, nvlinks_of, pci_address
 
 JOB_CLEANUP = Path("/usr/local/sbin/job-cleanup")  # role slurm_worker
 PERSISTENCED_SOCKET = Path("/run/nvidia-persistenced/socket")
-# Slurm gives its HealthCheckProgram 60 s for all checks.
-TIMEOUTS = {"driver": 30}
-DEFAULT_TIMEOUT = 10
-# A transient finding has to be there twice, this many seconds apart.
-REPEAT_SECONDS = 2
-# After checks that took longer there is no time to repeat them; a transient finding is advice then.
-SLOW_SECONDS = 15
+TIMEOUTS, DEFAULT_TIMEOUT = {"driver": 30}, 10  # in seconds; Slurm gives its HealthCheckProgram 60 s for all checks
+REPEAT_SECONDS = 2  # a transient finding has to be there twice, with this time between
+SLOW_SECONDS = 15  # after checks that took longer there is no time to repeat them; a transient finding is advice then
 
 # Text of a driver that has lost a GPU, in place of a value (nvmlReturn_t 15 and 16), or could not read it (999).
 LOST = re.compile(r"GPU is lost|GPU requires reset")
@@ -313,8 +309,12 @@ class Checks:
         """Nothing is left of ended jobs. Slurm's check retries to remove it, one by a person changes nothing."""
         if JOB_CLEANUP.exists():
             how = "--list" if self.with_topology else "--retry"
-            output = gpu_node.run(str(JOB_CLEANUP), how, seconds=self.timeout("leftovers"))
-            yield from (Finding("leftovers", line) for line in output.splitlines())
+            try:
+                output = gpu_node.run(str(JOB_CLEANUP), how, seconds=self.timeout("leftovers"))
+                self.state["leftovers"] = output.splitlines()
+            except CommandError as error:  # what an earlier check found may still be there
+                yield Finding("leftovers", f"check failed: {error.brief}", drains=False)
+            yield from (Finding("leftovers", line) for line in self.state.get("leftovers", []))
 
     def site(self) -> Iterator[Finding]:
         """The site's own commands and programs succeed."""
