@@ -107,6 +107,42 @@ def test_task_prolog__that_cannot_be_created__is_told(
     assert "cannot create" in capsys.readouterr().err
 
 
+def test_mps__on_a_worker_that_is_not_set_up__lets_the_job_start_and_tells_it(
+    tmp_path: Path, prolog: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Slurm would drain the node for a Prolog that fails, and nothing would resume it."""
+    monkeypatch.setattr(prolog, "MPS", str(tmp_path / "job-mps"))
+    monkeypatch.setattr(prolog, "TASK_PROLOG", str(tmp_path / "task-prolog"))
+    monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "40")
+    prolog.task_prolog()
+    assert prolog.mps() == 0
+    assert "bootstrap it" in capsys.readouterr().err
+    told = subprocess.run([prolog.TASK_PROLOG], check=True, capture_output=True, text=True).stdout
+    assert told.startswith("print MPS is not set up on this worker")
+
+
+def test_unfit__while_the_check_hangs__ends_in_time(
+    tmp_path: Path, prolog: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "health").write_text("#!/bin/sh\nexec sleep 9\n")
+    (tmp_path / "health").chmod(0o755)
+    monkeypatch.setattr(prolog, "HEALTH", str(tmp_path / "health"))
+    monkeypatch.setattr(prolog, "HEALTH_SECONDS", 0.1)
+    monkeypatch.setattr(prolog, "STATE", str(tmp_path / "none"))
+    started: list[subprocess.Popen[bytes]] = []
+    start = subprocess.Popen
+
+    def kept(argv: list[str], **options: int) -> subprocess.Popen[bytes]:
+        started.append(start(argv, **options))  # type: ignore[call-overload]
+        return started[-1]
+
+    monkeypatch.setattr(prolog.subprocess, "Popen", kept)
+    assert prolog.unfit() is False
+    assert started[0].poll() is None
+    started[0].kill()
+    started[0].wait()
+
+
 def test_task_prolog__of_slurm_conf__is_made() -> None:
     """The file of the head and that of the role slurm_worker have the same path."""
     roles = paths.content() / "roles"

@@ -1,5 +1,8 @@
 """Where Slurm's nodes are, and how their GPUs are shared: the examples of Slurm's own pages, made from an inventory."""
 
+import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -212,8 +215,68 @@ def test_worker__with_mps__has_its_gpus_and_what_tasks_need(tmp_path: Path) -> N
         role = cluster.role("slurm_worker", "gpu01")
         files = {file["dest"]: file for file in role.value("__slurm_worker_files")}
         assert ("content" in files["/etc/clusterctl/job-mps.json"]) is expected
-        assert ({"name": "run-mps.mount"} in role.value("__slurm_worker_units")) is expected
         assert ("CUDA_MPS_PIPE_DIRECTORY" in role.render(role.path / "templates/task-prolog.j2")) is expected
+        if not expected:  # as the program that gpu-prolog makes on a worker without any
+            placeholder = plugin("../roles/slurm_head/files/gpu_prolog").PLACEHOLDER
+            program = role.render(role.path / "templates/task-prolog.j2")
+            assert program.splitlines()[-1] == placeholder.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("step", "given", "number"),
+    [
+        ("step_0", {"SLURM_STEP_GPUS": "2", "SLURM_JOB_GPUS": "1"}, 2),
+        ("step_0", {"SLURM_JOB_GPUS": "1"}, 1),
+        # Of the step that the job was submitted in.
+        ("step_batch", {"SLURM_STEP_GPUS": "2", "SLURM_JOB_GPUS": "1"}, 1),
+        ("step_interactive", {"SLURM_STEP_GPUS": "2", "SLURM_JOB_GPUS": "1"}, 1),
+        *[
+            ("step_0", {"SLURM_STEP_GPUS": value}, None)
+            for value in ("4", "1,2", "-1", "1 2", "*", "x$(exit 9)", "9" * 30)
+        ],
+        ("step_0", {}, None),
+    ],
+)
+def test_task_prolog__of_a_part_of_a_gpu__names_that_gpu_or_none(
+    tmp_path: Path, step: str, given: dict[str, str], number: int | None
+) -> None:
+    cluster = a_cluster(tmp_path, "debian-13")
+    cluster.set("gpu01", slurm_head_mps=100)
+    with_uuids(tmp_path)
+    role = cluster.role("slurm_worker", "gpu01", slurm_worker_scratch="")
+    (tmp_path / "cgroup").write_text(f"0::/system.slice/slurmstepd.scope/job_7/{step}/user/task_0\n")
+    program = role.render(role.path / "templates/task-prolog.j2").replace("/proc/self/cgroup", str(tmp_path / "cgroup"))
+    assert str(tmp_path / "cgroup") in program
+    environment = {"PATH": os.environ["PATH"], "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "40", **given}
+    done = subprocess.run(["sh", "-e"], input=program, env=environment, capture_output=True, text=True, check=True)
+    found = done.stdout.splitlines()
+    assert found[0] == "unset SCRATCH"
+    if number is None:
+        assert [line[:10] for line in found[1:]] == ["print MPS:"]
+    else:
+        assert found[1] == f"export CUDA_VISIBLE_DEVICES=GPU-{number}"
+        assert found[2] == f"export CUDA_MPS_PIPE_DIRECTORY=/run/mps/{os.getuid()}/pipe"
+
+
+def with_uuids(directory: Path, *without: int) -> None:
+    """Give the recorded GPUs of gpu01 UUIDs, except these."""
+    path = directory / "hardware/gpu01.json"
+    content = json.loads(path.read_text())
+    for one in content["gpus"]:
+        one["uuid"] = "" if one["index"] in without else f"GPU-{one['index']}"
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(("parts", "without", "refused"), [(100, [1], True), (100, [], False), (0, [1], False)])
+def test_mps__of_a_gpu_without_uuid__is_refused(tmp_path: Path, parts: int, without: list[int], refused: bool) -> None:
+    """The task's GPU is named by it."""
+    cluster = a_cluster(tmp_path, "debian-13")
+    cluster.set("gpu01", slurm_head_mps=parts)
+    with_uuids(tmp_path, *without)
+    problems = cluster.role("slurm_head", "head1").value("__slurm_head_problems")
+    assert [problem.split(", which")[0] for problem in problems] == [
+        "hardware/gpu01.json has a GPU without UUID"
+    ] * refused
 
 
 def test_shards__set_on_the_head__count_for_workers_without_their_own(tmp_path: Path) -> None:
@@ -261,6 +324,7 @@ def test_release__too_old_for_placement__is_refused(
 ) -> None:
     cluster = a_cluster(tmp_path, system)
     cluster.set("gpu01", slurm_worker_scratch="")
+    with_uuids(tmp_path)
     role = cluster.role("slurm_head", "head1", **known)
     assert role.value("__slurm_head_problems") == [refused] * bool(refused)
 

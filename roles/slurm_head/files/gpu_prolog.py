@@ -5,6 +5,7 @@ If one is missing or lost, gpu-health runs a full check and makes the head drain
 starts on other nodes. If gpu-health finds no problem, the job starts.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -19,6 +20,13 @@ SCRATCH = "/usr/local/sbin/job-scratch"  # role slurm_worker
 MPS = "/usr/local/sbin/job-mps"  # of role slurm_worker, on workers that have gres/mps
 TASK_PROLOG = "/usr/local/sbin/task-prolog"  # of role slurm_worker; slurm.conf has the path
 SECONDS = 20.0  # for the driver to respond; gpu-health waits longer
+HEALTH_SECONDS = 60.0  # for a report: slurmd waits PrologEpilogTimeout for all of this program
+# As role slurm_worker's on a worker without MPS. Slurm gives the variable only to a task with a part of a GPU, and
+# writes what follows `print` to the task's output. It starts the program without a shell.
+PLACEHOLDER = """\
+#!/bin/sh
+[ -z "$CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" ] || echo "print MPS is not set up on this worker: no limit on the shared GPU"
+"""
 TEMPERATURE = 0  # nvmlTemperatureSensors_t: a value that only the GPU itself has
 
 
@@ -54,7 +62,9 @@ def unfit():
 
     If the report fails, the job starts: Slurm's own drain would never be removed, and gpu-health reports again later.
     """
-    subprocess.call([HEALTH], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    check = subprocess.Popen([HEALTH], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    with contextlib.suppress(subprocess.TimeoutExpired):  # it ends and reports later, or hangs in the kernel
+        check.wait(HEALTH_SECONDS)
     try:
         with open(STATE) as file:
             return bool(json.load(file).get("told"))
@@ -76,7 +86,8 @@ def scratch():
 def mps():
     """Start MPS for a job with a part of a GPU; return 0 if the job has it, or does not need it.
 
-    Without it the job's programs would share the GPU unnoticed without any limit. A failure drains as one of scratch.
+    Without it the job's programs would share the GPU without any limit. A failure drains as one of scratch. On a worker
+    that no run has set up for MPS yet the job starts, and task-prolog tells it: Slurm's own drain would stay.
     """
     if os.access(MPS, os.X_OK):
         if not subprocess.call([MPS, "start"]):
@@ -85,12 +96,11 @@ def mps():
         return subprocess.call([MPS, "start"])
     if "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" in os.environ:
         print("gpu-prolog: no run has set up MPS on this worker: bootstrap it", file=sys.stderr)
-        return 1
     return 0
 
 
 def task_prolog():
-    """Create a program that does nothing, if there is none: without it no task starts.
+    """Create a program that only tells a job what it does not have, if there is none: without it no task starts.
 
     The head names it in slurm.conf before a run has brought it to all workers, and does not send it as this one.
     """
@@ -99,7 +109,7 @@ def task_prolog():
     new = "%s.%d" % (TASK_PROLOG, os.getpid())
     try:
         with open(new, "w") as file:
-            file.write("#!/bin/sh\n")  # Slurm starts it without a shell, so it cannot be empty
+            file.write(PLACEHOLDER)
         os.chmod(new, 0o755)  # noqa: S103 - run by all users
         os.link(new, TASK_PROLOG)  # not over one that a run has installed meanwhile
         os.unlink(new)
