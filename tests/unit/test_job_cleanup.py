@@ -233,7 +233,7 @@ def cleaned(**changed: Any) -> str:
     ended = job(**changed)
     with CLEANUP.unfinished() as jobs:
         jobs[ended["id"]] = ended
-    CLEANUP.clean(ended, 0.0, CLEANUP.Deadline(9))
+    CLEANUP.clean(ended, 0.0, 0.0, CLEANUP.Deadline(9))
     return str(ended["left"])
 
 
@@ -241,10 +241,10 @@ def cleaned(**changed: Any) -> str:
 def test_clean__of_what_is_left__is_recorded_until_it_is_gone(node: dict[str, Any], part: str) -> None:
     node[part] = ["ECC of GPU 0 waits"]
     assert cleaned() == "ECC of GPU 0 waits"
-    CLEANUP.retry()
+    CLEANUP.retry(CLEANUP.Deadline(7))
     assert recorded()["12"]["left"] == "ECC of GPU 0 waits"
     node[part] = []
-    CLEANUP.retry()
+    CLEANUP.retry(CLEANUP.Deadline(7))
     assert recorded() == {}
 
 
@@ -257,10 +257,10 @@ def test_clean__that_fails__is_left_when_it_fails_again(node: dict[str, Any]) ->
     """A controller or a driver that does not respond for a moment drains no node."""
     node["free_memory"] = NODE.NodeError("squeue failed")
     assert cleaned() == ""
-    CLEANUP.retry()
+    CLEANUP.retry(CLEANUP.Deadline(7))
     assert recorded()["12"]["left"] == "clean-up failed: squeue failed"
     node["free_memory"] = []
-    CLEANUP.retry()
+    CLEANUP.retry(CLEANUP.Deadline(7))
     assert recorded() == {}
 
 
@@ -268,14 +268,33 @@ def test_clean__that_fails_later__keeps_what_is_left(node: dict[str, Any]) -> No
     node["kill_left"] = [7]
     assert cleaned() == "process 7 does not end"
     node["kill_left"] = NODE.NodeError("no time is left")
-    CLEANUP.retry()
+    CLEANUP.retry(CLEANUP.Deadline(7))
     assert recorded()["12"]["left"] == "process 7 does not end"
+
+
+def test_clean__with_an_error_of_the_system__is_retried(node: dict[str, Any]) -> None:
+    node["restore_gpus"] = OSError(28, "No space left on device")
+    assert cleaned() == ""
+    CLEANUP.retry(CLEANUP.Deadline(7))
+    assert "No space left" in recorded()["12"]["left"]
+
+
+def test_main__with_a_problem_of_mps__prints_it(
+    node: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """gpu-health drains for each line, and not for a program that fails."""
+    monkeypatch.setattr(CLEANUP.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(CLEANUP.job_mps, "retry", lambda _: ["MPS: No space left on device"])
+    monkeypatch.setattr(CLEANUP.job_mps, "problems", list)
+    monkeypatch.setattr(CLEANUP.job_scratch, "base", lambda: None)
+    CLEANUP.main(["--retry"])
+    assert capsys.readouterr().out == "MPS: No space left on device\n"
 
 
 def test_retry__of_a_job_whose_epilog_runs__does_nothing(node: dict[str, Any]) -> None:
     with CLEANUP.unfinished() as jobs:
         jobs["12"] = job(ended=time.time())
-    CLEANUP.retry()
+    CLEANUP.retry(CLEANUP.Deadline(7))
     assert {*recorded()} == {"12"}
 
 
@@ -299,7 +318,7 @@ def test_retry__of_a_job_that_runs_again__keeps_its_scratch(
     with CLEANUP.unfinished() as jobs:
         jobs["12"] = ended
     if is_removed:
-        CLEANUP.clean(ended, 0.0, CLEANUP.Deadline(9))
+        CLEANUP.clean(ended, 0.0, 0.0, CLEANUP.Deadline(9))
         assert (scratch / "12").exists() is False
         assert recorded()["12"]["scratch"] == []
     else:
@@ -308,7 +327,7 @@ def test_retry__of_a_job_that_runs_again__keeps_its_scratch(
     (scratch / "12/result").touch()
     for left in ([7], []):
         node["kill_left"] = left
-        CLEANUP.retry()
+        CLEANUP.retry(CLEANUP.Deadline(7))
         assert (scratch / "12/result").exists()
     assert recorded() == {}
 
@@ -323,7 +342,7 @@ def test_scratch__that_cannot_be_removed__is_removed_later(
         patch.setattr(CLEANUP.job_scratch, "remove", fail)
         left = cleaned(scratch=CLEANUP.scratch_of("12"))
     assert left == "cannot remove its scratch directory: Read-only file system"
-    CLEANUP.retry()
+    CLEANUP.retry(CLEANUP.Deadline(7))
     assert (recorded(), (scratch / "12").exists()) == ({}, False)
 
 

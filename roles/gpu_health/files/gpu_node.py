@@ -73,6 +73,24 @@ def run(*argv: str, seconds: float = 60, accept_failure: bool = False) -> str:
     return stdout
 
 
+class Deadline:
+    """The time at which the program has to end."""
+
+    def __init__(self, seconds: float) -> None:
+        self._until = time.monotonic() + seconds
+
+    def within(self, seconds: float) -> float:
+        """Return these seconds, or fewer if less time is left. Raises NodeError if no time is left."""
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise NodeError("no time is left")
+        return min(seconds, left)
+
+    def run(self, *argv: str, seconds: float = 30.0) -> str:
+        """Return a command's output. Raises NodeError if it fails, or does not end in this time."""
+        return run(*argv, seconds=self.within(seconds))
+
+
 def systemd_property(unit: str, name: str) -> str:
     """Return a property of a unit, empty where systemd does not run."""
     try:

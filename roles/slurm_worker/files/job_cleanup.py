@@ -25,8 +25,8 @@ from pathlib import Path
 import gpu_node
 import job_mps
 import job_scratch
-from gpu_node import NodeError, read_text
-from job_processes import Job, kill_left, requires_job, user_processes
+from gpu_node import Deadline, NodeError, read_text
+from job_processes import Job, kill_left, requires_job, ticks, user_processes
 
 # Nothing of a job survives a reboot, and no user can fill this file system.
 STATE = Path("/run/clusterctl/job-cleanup.json")
@@ -42,29 +42,12 @@ SYSV = {"shm": ("-m", 7, 9), "msg": ("-q", 7, 9), "sem": ("-s", 4, 6)}
 EPILOG_SECONDS = 200  # PrologEpilogTimeout in slurm.conf
 KILL_SECONDS, RETRY_SECONDS = 10.0, 2.0  # for processes to end after SIGKILL
 ALL_SECONDS = 7.0  # for a retry of all jobs: gpu-health waits 10 s
-COMMAND_SECONDS = 30.0
-MPS_SECONDS = 35.0  # as job_mps waits for a daemon to end
+# For MPS daemons to end, and the part of ALL_SECONDS in which those that jobs need start again. One that hangs has been
+# told to end before.
+MPS_SECONDS, MPS_LEFT_SECONDS, MPS_RETRY_SECONDS = 45.0, 1.0, 5.0
 NVML_SECONDS = 20.0
 GPU_CONFIG_SECONDS = 40.0
 GRAPHICS_CLOCK, MEMORY_CLOCK = 0, 2  # nvmlClockType_t
-
-
-class Deadline:
-    """The time at which the program has to end."""
-
-    def __init__(self, seconds: float) -> None:
-        self._until = time.monotonic() + seconds
-
-    def within(self, seconds: float) -> float:
-        """Return these seconds, or fewer if less time is left. Raises NodeError if no time is left."""
-        left = self._until - time.monotonic()
-        if left <= 0:
-            raise NodeError("no time is left")
-        return min(seconds, left)
-
-    def run(self, *argv: str, seconds: float = COMMAND_SECONDS) -> str:
-        """Return a command's output. Raises NodeError if it fails, or does not end in this time."""
-        return gpu_node.run(*argv, seconds=self.within(seconds))
 
 
 # --- shared memory ----------------------------------------------------------------------------------------------------
@@ -220,7 +203,7 @@ def ended_job() -> Job:
         "gpus": [int(number) for number in numbers if number.isdecimal()],
         "scratch": scratch_of(os.environ["SLURM_JOB_ID"]),
         "ended": int(time.time()),
-        "tick": int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")),
+        "tick": ticks(),
         "needs_job": requires_job(os.environ.get("SLURM_JOB_USER", "")),
         "failed": 0,
         "left": "",
@@ -264,8 +247,8 @@ def remove_scratch(job: Job) -> list[str]:
     return []
 
 
-def clean(job: Job, seconds: float, deadline: Deadline) -> None:
-    """Clean up after a job, with this time for its processes to end; record what is left.
+def clean(job: Job, seconds: float, mps_seconds: float, deadline: Deadline) -> None:
+    """Clean up after a job, with this time for its processes and for MPS to end; record what is left.
 
     What fails is retried, and is left only when it has failed twice.
     """
@@ -273,10 +256,10 @@ def clean(job: Job, seconds: float, deadline: Deadline) -> None:
         running = kill_left(job, deadline.within(seconds))
         left = [f"process {pid} does not end" for pid in running[:1]]
         left += [f"{len(running) - 1} more do not end"] if len(running) > 1 else []
-        left += job_mps.end(job["id"], deadline.within(MPS_SECONDS))
+        left += job_mps.end(job["id"], job["tick"], deadline.within(mps_seconds))
         left += [*remove_scratch(job), *restore_gpus(job, deadline), *free_memory(job, deadline)]
         job["left"], job["failed"] = "; ".join(left), 0
-    except NodeError as error:
+    except (NodeError, OSError) as error:
         job["failed"] += 1
         job["left"] = job["left"] or (f"clean-up failed: {error}" if job["failed"] > 1 else "")
     with unfinished() as jobs:
@@ -285,25 +268,24 @@ def clean(job: Job, seconds: float, deadline: Deadline) -> None:
             del jobs[job["id"]]
 
 
-def retry() -> None:
+def retry(deadline: Deadline) -> None:
     """Clean up after all recorded jobs, but not after one that has just ended: its Epilog still runs."""
-    deadline = Deadline(ALL_SECONDS)
     with unfinished() as jobs:
         due = [job for job in jobs.values() if job["left"] or time.time() - job["ended"] > EPILOG_SECONDS]
     for job in due:
-        clean(job, RETRY_SECONDS, deadline)
+        clean(job, RETRY_SECONDS, MPS_LEFT_SECONDS, deadline)
 
 
 def after_job() -> None:
     """Clean up after the job of the environment, and have the node drained if something is left."""
     job = ended_job()
     if job["uid"] < FIRST_UID:
-        job_mps.end(job["id"], MPS_SECONDS)
+        job_mps.end(job["id"], job["tick"], MPS_SECONDS)
         return
     with unfinished() as jobs:
         is_reported = any(other["left"] for other in jobs.values())
         jobs[job["id"]] = job
-    clean(job, KILL_SECONDS, Deadline(EPILOG_SECONDS / 2))
+    clean(job, KILL_SECONDS, MPS_SECONDS, Deadline(EPILOG_SECONDS / 2))
     if job["left"] and not is_reported:
         gpu_node.run(HEALTH, seconds=EPILOG_SECONDS / 3)
 
@@ -314,8 +296,10 @@ def main(arguments: list[str]) -> None:
         sys.exit("job-cleanup: only root can clean up")
     if arguments in (["--retry"], ["--list"]):
         if arguments == ["--retry"]:
-            retry()
-            job_mps.retry()
+            deadline = Deadline(ALL_SECONDS)
+            for line in job_mps.retry(MPS_RETRY_SECONDS):
+                print(line)
+            retry(deadline)
             job_scratch.start_emptying()
         with unfinished() as jobs:
             for job in jobs.values():

@@ -19,6 +19,11 @@ MPS = re.compile(r":/system\.slice/job-mps-[0-9]+\.service(/|$)", re.M)
 Job = dict  # what job_cleanup records of a job
 
 
+def ticks() -> int:
+    """Return the time since the boot in ticks, as /proc/PID/stat has it of a process's start."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+
+
 def status_of(entry: Path) -> dict[str, str]:
     """Return the fields of a process's status that are needed: real UID, parent, state."""
     found = dict(line.split(":", 1) for line in read_text(entry / "status").splitlines() if ":" in line)
