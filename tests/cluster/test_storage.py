@@ -172,9 +172,9 @@ def test_server__that_does_not_respond__blocks_no_verb(lab: TestLab) -> None:
         done = clusterctl("bootstrap", str(lab.inventory), "--skip-unreachable", limit=300)
         assert done.returncode == 4
         assert mount in done.stdout + done.stderr
-        # A probe leaves one process for each mount, however often it is called.
+        # Probes leave at most one process for each mount. The simulated client may end it, with an error.
         processes = lab.root("gpu02", "ps -eo stat=,args=").splitlines()
-        assert len([line for line in processes if line.endswith("python3 -I -")]) == 1, processes
+        assert len([line for line in processes if line.endswith("python3 -I -")]) <= 1, processes
     alice(lab, "touch go1 go2 go3")
     finished(lab, job)
     assert alice(lab, "cat lines").split() == ["1", "2", "3"]
