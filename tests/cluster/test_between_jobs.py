@@ -70,7 +70,7 @@ def hung(slurm: TestLab) -> Iterator[None]:
 @pytest.mark.proves("jobs", "The next job finds no process, shared memory or GPU setting of the last one.")
 def test_next_job__after_one_that_left_things__finds_none(slurm: TestLab) -> None:
     leaves = here(slurm, "alice", "ipcmk -M 4096; until [ -e /var/tmp/left ]; do sleep 1; done", "--gres=gpu:1")
-    wait_until(lambda: states(slurm, leaves) == ["RUNNING"])
+    wait_until(lambda: memory(slurm) != [])
     slurm.root("gpu01", LEFT)
     left = slurm.root("gpu01", "pgrep -f '^sleep 4242'; ls -A /dev/shm; ipcs -m | grep -c alice").split()
     assert left[1:] == [".link", "d", "1"]
