@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -596,7 +597,10 @@ def test_task_prolog__of_a_component__has_its_own_scratch(
         (base / name).mkdir(parents=True)
     (tmp_path / "cgroup").write_text(cgroup + "\n")
     text = (paths.content() / "roles/slurm_worker/templates/task-prolog.j2").read_text()
-    shown = jinja2.Template(text).render(ansible_managed="", slurm_worker_scratch=scratch_of and str(base))
+    environment = jinja2.Environment(autoescape=True)
+    environment.filters["quote"] = shlex.quote  # Ansible's
+    known = {"slurm_worker_scratch": scratch_of and str(base), "__slurm_worker_mps": 0, "__slurm_worker_mps_gpus": []}
+    shown = environment.from_string(text).render(ansible_managed="", **known)
     script = shown.replace("/proc/self/cgroup", str(tmp_path / "cgroup"))
     done = subprocess.run(
         ["sh", "-c", script], env={**os.environ, "SLURM_JOB_ID": "11"}, capture_output=True, text=True, check=True
