@@ -87,7 +87,7 @@ def mps():
     """Start MPS for a job with a part of a GPU; return 0 if the job has it, or does not need it.
 
     Without it the job's programs would share the GPU without any limit. A failure drains as one of scratch. On a worker
-    that no run has set up for MPS yet the job starts, and task-prolog tells it: Slurm's own drain would stay.
+    that no run has set up for MPS yet the job starts, and task-prolog prints that: Slurm's own drain would stay.
     """
     if os.access(MPS, os.X_OK):
         if not subprocess.call([MPS, "start"]):
@@ -100,7 +100,7 @@ def mps():
 
 
 def task_prolog():
-    """Create a program that only tells a job what it does not have, if there is none: without it no task starts.
+    """Create a program that only prints what a job does not have, if there is none: without it no task starts.
 
     The head names it in slurm.conf before a run has brought it to all workers, and does not send it as this one.
     """

@@ -42,8 +42,8 @@ SYSV = {"shm": ("-m", 7, 9), "msg": ("-q", 7, 9), "sem": ("-s", 4, 6)}
 EPILOG_SECONDS = 200  # PrologEpilogTimeout in slurm.conf
 KILL_SECONDS, RETRY_SECONDS = 10.0, 2.0  # for processes to end after SIGKILL
 ALL_SECONDS = 7.0  # for a retry of all jobs: gpu-health waits 10 s
-# For MPS daemons to end, and the part of ALL_SECONDS in which those that jobs need start again. One that hangs has been
-# told to end before.
+# For MPS daemons to end, and the part of ALL_SECONDS in which those that jobs need start again. One that hangs was
+# stopped before.
 MPS_SECONDS, MPS_LEFT_SECONDS, MPS_RETRY_SECONDS = 45.0, 1.0, 5.0
 NVML_SECONDS = 20.0
 GPU_CONFIG_SECONDS = 40.0
