@@ -117,8 +117,8 @@ def test_mps__on_a_worker_that_is_not_set_up__lets_the_job_start_and_tells_it(
     prolog.task_prolog()
     assert prolog.mps() == 0
     assert "bootstrap it" in capsys.readouterr().err
-    told = subprocess.run([prolog.TASK_PROLOG], check=True, capture_output=True, text=True).stdout
-    assert told.startswith("print MPS is not set up on this worker")
+    shown = subprocess.run([prolog.TASK_PROLOG], check=True, capture_output=True, text=True).stdout
+    assert shown.startswith("print MPS is not set up on this worker")
 
 
 def test_unfit__while_the_check_hangs__ends_in_time(
