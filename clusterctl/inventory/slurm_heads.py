@@ -1,13 +1,17 @@
 """Slurm's heads: one, or a primary and a back-up with the same state on shared storage."""
 
 import re
+from typing import TYPE_CHECKING
 
 from clusterctl.inventory.document import shown
 from clusterctl.inventory.reading import HostDraft, Reading
 from clusterctl.inventory.schedulers import SLURM
 
+if TYPE_CHECKING:
+    from clusterctl.inventory.model import Inventory
+
 STATE = "slurm_head_state_directory"
-DATABASE = "slurm_head_database_host"
+DATABASE, DATABASE_PASSWORD = "slurm_head_database_host", "slurm_head_database_host_password"
 _EXTRA = "slurm_head_conf_extra"
 _OURS = ("accountingstoragebackuphost", "accountingstoragehost", "slurmctldhost", "statesavelocation")
 """Options of slurm.conf that must agree with the two heads."""
@@ -16,6 +20,12 @@ _LOCAL = re.compile(
     r"/(?:|dev|etc|proc|run|sys|tmp|usr|var|var/tmp|var/lib|(?:home|root|var/lib/slurm|var/lib/clusterctl)(?:/.*)?)"
 )
 _PATH = re.compile(r"(?:/[A-Za-z0-9_][A-Za-z0-9._-]*)+|/")
+
+
+def secrets(inventory: "Inventory") -> dict[str, str]:
+    """Return the secret that a database elsewhere needs, with the variable that needs it."""
+    elsewhere = {host.variables.get(DATABASE, "localhost") for host in inventory.in_group(SLURM.head)} - {"localhost"}
+    return {DATABASE_PASSWORD: DATABASE} if elsewhere else {}
 
 
 def check(reading: Reading) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from clusterctl.inventory import alerting, directory, metrics, slurm_power
+from clusterctl.inventory import alerting, directory, metrics, slurm_heads, slurm_power
 from clusterctl.run import context, lock, sleeping
 from clusterctl.run.context import Site
 from clusterctl.run.phases import Phase, Run, Step
@@ -78,7 +78,7 @@ class EnsureSecrets(_Entry):
         inventory = run.site.inventory
         secrets.ensure(inventory.directory, inventory.cluster_name)
         needed = alerting.secrets(inventory) | metrics.secrets(inventory)
-        needed |= directory.secrets(inventory) | slurm_power.secrets(inventory)
+        needed |= directory.secrets(inventory) | slurm_power.secrets(inventory) | slurm_heads.secrets(inventory)
         secrets.require(inventory.directory, needed)
 
 

@@ -31,7 +31,7 @@ class Redactor:
         self._pieces = {form[at : at + _PIECE] for form in self._long for at in range(len(form) - _PIECE + 1)}
 
     def redact(self, text: str) -> str:
-        """Return `text` with each value replaced: raw, base64, hex, URL-encoded, shell-, JSON- or HTML-quoted.
+        """Return `text` with each value replaced: raw, base64, hex, URL-encoded, shell-, JSON-, HTML- or Slurm-quoted.
 
         A long value is also found in pieces, because a line or message may be cut or wrapped inside it.
         """
@@ -81,6 +81,7 @@ def _forms(value: str) -> Iterator[str]:
     yield value.replace("'", r"'\''")
     yield re.sub(r"([^\w@%+=:,./-])", r"\\\1", value)
     yield re.sub(r'(["$`\\])', r"\\\1", value)
+    yield re.sub(r"([#\\])", r"\\\1", value)  # a file of Slurm's
     yield json.dumps(value)[1:-1]
     yield repr(value)[1:-1]
     yield ascii(value)[1:-1]

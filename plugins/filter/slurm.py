@@ -312,6 +312,13 @@ def mysql_native_password(password: str) -> str:
     return "*" + hashlib.sha1(inner, usedforsecurity=False).hexdigest().upper()
 
 
+def quoted(text: str, what: str) -> str:
+    """Return a value for a file of Slurm's, whose parser strips comments and escapes also inside quotes."""
+    if not re.fullmatch(r'[^"\x00-\x1f]+', text):
+        raise AnsibleFilterError(f"{what}: expected no double quote and no control character, which Slurm cannot read")
+    return '"' + re.sub(r"[\\#]", r"\\\g<0>", text) + '"'
+
+
 def options_of_qos(qos: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the names of the options that any of these QOS has, with a value."""
     return sorted({key.partition(":")[0] for options in _options(qos, of_qos=True) for key in options})
@@ -374,6 +381,7 @@ class FilterModule:
             "slurm_options_of_qos": options_of_qos,
             "slurm_override": override,
             "slurm_partition": partition,
+            "slurm_quoted": quoted,
             "slurm_release": release,
             "slurm_reservations": reservations,
             "slurm_with_gpu": with_gpu,

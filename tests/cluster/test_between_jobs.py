@@ -184,6 +184,7 @@ def test_cleanup__of_jobs_that_are_not_confined__ends_their_processes(slurm: Tes
     slurm.unchanged()
 
 
+@pytest.mark.long
 @pytest.mark.proves("bootstrap", "With limits, placement and clean-up, a second run changes nothing.")
 def test_bootstrap__second_run__changes_nothing(slurm: TestLab) -> None:
     slurm.unchanged()

@@ -95,6 +95,7 @@ printf 'header = "X-SLURM-USER-TOKEN: %s"\\n' "$(scontrol token | cut -d= -f2)" 
 echo '{body}' | curl --silent --max-time 60 --cacert /var/tmp/authority.pem --config config --data @- \\
   --header 'Content-Type: application/json' https://{head}:6820/slurm/v0.0.42/job/submit
 """
+OF_DATABASE = r"a site's #1 \pass=word"  # what a file of Slurm's and an SQL statement both have to escape
 # In the directory's container, which is a server of the site.
 _DATABASE = """
 set -eu
@@ -149,12 +150,11 @@ def declare(lab: TestLab, found: Directory, key: Path) -> None:
     addresses = {"sssd_uris": [f"ldaps://{found.address}"], "slurm_head_database_host": found.address}
     (lab.inventory.parent / "group_vars").mkdir(exist_ok=True)
     (lab.inventory.parent / "group_vars/all.yml").write_text(json.dumps(VARIABLES | addresses))
-    done = clusterctl("secret", "set", str(lab.inventory), "sssd_bind_password", input=f"{PASSWORD}\n")
-    assert done.returncode == 0, described(done)
-    done = clusterctl("secret", "show", str(lab.inventory), "slurm_head_database_password")
-    assert done.returncode == 0, described(done)
+    for name, secret in (("sssd_bind_password", PASSWORD), ("slurm_head_database_host_password", OF_DATABASE)):
+        done = clusterctl("secret", "set", str(lab.inventory), name, input=f"{secret}\n")
+        assert done.returncode == 0, described(done)
     (proxy,) = re.findall(r"cluster_package_proxy: (.*)", text)
-    found.shell(_DATABASE, proxy, done.stdout.strip())
+    found.shell(_DATABASE, proxy, OF_DATABASE.replace("\\", 2 * "\\"))
 
 
 def follow(lab: TestLab, head: str) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from ansible.errors import AnsibleFilterError
 
+from clusterctl.util.redaction import Redactor
 from tests.unit.test_role_plugins import plugin
 
 SLURM = plugin("filter/slurm")
@@ -281,3 +282,14 @@ def test_partition__with_more_memory_than_the_poorest_node__has_its_own_default(
 ) -> None:
     assert SLURM.memory_per_cpu([record()]) == 3942
     assert SLURM.partition([record()], given, "", False, cluster).get("DefMemPerCPU") == own
+
+
+@pytest.mark.proves("secrets", "A password in a file of Slurm's is escaped there, and redacted.")
+def test_quoted__with_what_slurm_strips__is_escaped_and_redacted() -> None:
+    password = r"a site's #1 \pass"
+    written = SLURM.quoted(password, "the secret")
+    assert written == r'''"a site's \#1 \\pass"'''
+    assert Redactor([password]).redact(written) == '"[redacted]"'
+    for text in ('a "quote"', "two\nlines", ""):
+        with pytest.raises(AnsibleFilterError, match="the secret: expected no double quote"):
+            SLURM.quoted(text, "the secret")

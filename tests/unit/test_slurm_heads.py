@@ -10,15 +10,23 @@ from types import ModuleType
 
 import pytest
 
-from clusterctl.inventory import services
+from clusterctl.inventory import model, services, slurm_heads
 from clusterctl.nodes.route import Access
 from clusterctl.run import headlock, lock
 from clusterctl.slurm.state import Slurm, parse_ping
 from clusterctl.util import paths
+from tests.systems.rendering import SECRET, a_cluster
 
 from .ssh_server import host
 
 FILES = paths.content() / "roles/slurm_head/files"
+INVENTORY = """\
+all:
+  vars: {cluster_name: aurora, slurm_head_database_host: %s}
+  children:
+    slurm_head: {hosts: {head1: {ansible_host: 10.0.0.10}}}
+    slurm_workers: {hosts: {gpu01: {ansible_host: 10.0.0.11}}}
+"""
 PING = (
     "Slurmctld(primary) at head1 is {}\nSlurmctld(backup) at head2 is {}\n** RESTORE SLURMCTLD DAEMON TO SERVICE **\n"
 )
@@ -127,3 +135,25 @@ def test_ledger__that_two_heads_share__begins_with_that_of_one(
     assert drain.load() == ({"gpu01": {"operator": "x"}}, set())
     drain.save({}, set())
     assert drain.load() == ({}, set())
+
+
+# --- a database elsewhere ---------------------------------------------------------------------------------------------
+
+
+def test_database__elsewhere__needs_a_password_that_a_person_sets(tmp_path: Path) -> None:
+    needed = {slurm_heads.DATABASE_PASSWORD: slurm_heads.DATABASE}
+    for server, expected in (("localhost", {}), ("10.0.0.9", needed)):
+        (tmp_path / "inventory.yaml").write_text(INVENTORY % server)
+        assert slurm_heads.secrets(model.load(tmp_path / "inventory.yaml")) == expected
+
+
+@pytest.mark.parametrize(("given", "storage"), [("localhost", SECRET), ("10.0.0.9", f'"{SECRET}"')])
+def test_slurmdbd_conf__of_a_database__has_its_password(tmp_path: Path, given: str, storage: str) -> None:
+    role = a_cluster(tmp_path, "debian-13").role("slurm_head", "head1", slurm_head_database_host=given)
+    lines = role.render(role.path / "templates/slurmdbd.conf.j2").splitlines()
+    assert [line for line in lines if line.startswith("Storage")][1:] == [
+        f"StorageHost={given}",
+        "StorageUser=slurm",
+        f"StoragePass={storage}",
+        "StorageLoc=slurm_acct_db",
+    ]
