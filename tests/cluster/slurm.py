@@ -23,6 +23,7 @@ PARTITIONS: list[dict[str, Any]] = [
     {"name": "main", "default": True},
     # Twice the jobs that the lab's few cores would let start at once.
     {"name": "crowded", "options": {"OverSubscribe": "FORCE:8"}},
+    {"name": "small", "options": {"QOS": "small"}},
 ]
 SWITCHES: list[dict[str, Any]] = [
     {"name": "leaf1", "nodes": ["rack1"]},
@@ -46,6 +47,7 @@ VARIABLES: dict[str, Any] = {
     "slurm_head_qos": [
         {"name": "urgent", "options": {"Priority": 100, "Preempt": ["scavenger"]}},
         {"name": "scavenger", "options": {"UsageFactor": 0.5}},
+        {"name": "small", "options": {"MaxTRESPerJob": {"gres/gpu": 1}}},
     ],
     "slurm_head_partitions": PARTITIONS,
     "slurm_head_topology": {"switches": SWITCHES},

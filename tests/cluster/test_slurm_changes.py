@@ -95,14 +95,19 @@ def test_bootstrap__after_limits_were_removed__removes_them_from_slurm(slurm: Te
     slurm.unchanged()
 
 
-@pytest.mark.proves("bootstrap", "A partition can have a QOS of the inventory; one that Slurm lacks is refused.")
-def test_bootstrap__of_a_partition_with_a_qos__needs_it_in_slurm(slurm: TestLab) -> None:
-    declare(slurm, slurm_head_partitions=[*PARTITIONS, {"name": "fast", "options": {"QOS": "later"}}])
-    assert "accounting has no QOS later yet" in fails(slurm, 5)
-    declare(slurm, slurm_head_partitions=[*PARTITIONS, {"name": "fast", "options": {"QOS": "urgent"}}])
+@pytest.mark.proves("bootstrap", "A partition can have a new QOS of the inventory; one that Slurm lacks is refused.")
+def test_bootstrap__of_a_partition_with_a_qos__adds_a_declared_one(slurm: TestLab) -> None:
+    partitions = [*PARTITIONS, {"name": "fast", "options": {"QOS": "later", "AllowQos": "later,urgent"}}]
+    declare(slurm, slurm_head_partitions=partitions)
+    assert "accounting has no QOS later, which a partition has" in fails(slurm, 5)
+    later = {"name": "Later", "options": {"MaxTRESPerJob": {"gres/gpu": 1}}}
+    declare(slurm, slurm_head_partitions=partitions, slurm_head_qos=[*VARIABLES["slurm_head_qos"], later])
     slurm.run("bootstrap")
-    assert "QoS=urgent" in slurm.root("head1", "scontrol show partition fast")
-    ended(slurm, submit_as(slurm, "bob", "true", "--partition=fast"))
+    assert "QoS=later" in slurm.root("head1", "scontrol show partition fast")
+    options = ("--partition=fast", "--qos=urgent")
+    assert "QOSMaxGRESPerJob" in submit_as(slurm, "bob", "true", *options, "--gres=gpu:2")
+    ended(slurm, submit_as(slurm, "bob", "true", *options))
+    slurm.unchanged()
 
 
 @pytest.mark.proves("jobs", "On nodes of a declared reservation only jobs of its accounts start.")

@@ -22,6 +22,12 @@ def test_submission__over_a_limit_of_the_account__is_refused(slurm: TestLab) -> 
     ended(slurm, submit_as(slurm, "bob", "true", "--gres=gpu:2", HERE))
 
 
+@pytest.mark.proves("jobs", "A partition has the limits of its QOS from the first bootstrap on.")
+def test_partition__with_a_qos__has_its_limits(slurm: TestLab) -> None:
+    assert "QOSMaxGRESPerJob" in submit_as(slurm, "bob", "true", "--partition=small", "--gres=gpu:2")
+    ended(slurm, submit_as(slurm, "bob", "true", "--partition=small", "--gres=gpu:1"))
+
+
 @pytest.mark.proves("jobs", "A job that is preempted by another QOS is requeued, and completes later.")
 def test_preemption__of_a_scavenger__requeues_its_job(slurm: TestLab) -> None:
     slurm.root("gpu01", "rm -f /var/tmp/begun /var/tmp/enough")

@@ -100,7 +100,10 @@ def test_partition__with_a_qos__is_refused_without_it_in_accounting(tmp_path: Pa
     line = "PartitionName=main Nodes=ALL Default=YES QOS={} MaxTime=60 State=UP\nPartitionName=b Nodes=ALL\n"
     assert check(tmp_path, "opt/slurm/lib/libslurmfull.so", line.format("Urgent")) == ""
     said = check(tmp_path, "opt/slurm/lib/libslurmfull.so", line.format("urge"))
-    assert said.startswith("accounting has no QOS urge yet")
+    assert said.startswith("accounting has no QOS urge, ")
+    # slurm-partition-qos adds it
+    declared = line.format("Urge") + "# QOS of a partition: urge\n"
+    assert check(tmp_path, "opt/slurm/lib/libslurmfull.so", declared) == ""
     # slurmdbd is down, as in a restore
     assert check(tmp_path, "opt/slurm/lib/libslurmfull.so", line.format("urge"), "exit 1") == ""
 
