@@ -1,4 +1,4 @@
-"""Where slurm-conf-check looks for Slurm's plugins; molecule/slurm_head shows whether Slurm starts with a file."""
+"""What slurm-conf-check refuses, and slurm-partition-qos adds; molecule/slurm_head has a real slurmctld."""
 
 import os
 import subprocess
@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from clusterctl.util import paths
+from tests.systems.rendering import a_cluster
 
 CHECK = paths.content() / "roles/slurm_head/files/slurm-conf-check"
+ADDS = CHECK.with_name("slurm-partition-qos")
 # The library and the folder of the plugins. Debian: packages.debian.org, file list of slurm-wlm-basic-plugins.
 # SchedMD: debian/ in its source. EPEL: %files of slurm.spec (src.fedoraproject.org).
 LAYOUTS = {
@@ -110,3 +112,39 @@ def test_partition__with_a_qos__is_refused_without_it_in_accounting(tmp_path: Pa
 
 def test_plugins__in_no_folder_that_is_known__are_left_to_slurmctld(tmp_path: Path) -> None:
     assert check(tmp_path, "opt/slurm/lib/libslurmfull.so", CONFIGURATION) == ""
+
+
+def test_partition_qos__that_accounting_lacks__is_added(tmp_path: Path) -> None:
+    program = tmp_path / "sacctmgr"
+    program.write_text(
+        f'#!/bin/sh\ncase $* in *show*) printf "normal\\nsmall\\n" ;; *) echo "$@" >> {tmp_path}/called ;; esac\n'
+    )
+    program.chmod(0o755)
+    conf = tmp_path / "slurm.conf"
+    conf.write_text("PartitionName=a QOS=by-hand\n# QOS of a partition: later\n# QOS of a partition: small\n")
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(["sh", ADDS, conf], env=environment, check=True, timeout=60)
+    assert (tmp_path / "called").read_text() == "--immediate add qos later\n"
+
+
+def test_partition_qos__of_the_inventory__are_those_that_it_declares(tmp_path: Path) -> None:
+    role = a_cluster(tmp_path, "debian-13").role(
+        "slurm_head",
+        "head1",
+        slurm_head_qos=[{"name": name} for name in ("Small", "big", "unused")],
+        slurm_head_partitions=[
+            {"name": "main", "default": True},
+            {"name": "a", "options": {"QoS": "small", "MaxTime": 60}},
+            {"name": "b", "options": {"AllowQOS": "Big,by-hand", "QOS": "by-hand"}},
+        ],
+    )
+    assert role.value("__slurm_head_partition_qos") == ["big", "small"]
+    lines = role.render(role.path / "templates/slurm.conf.j2").splitlines()
+    assert [line for line in lines if "QOS of a partition" in line] == [
+        "# QOS of a partition: big",
+        "# QOS of a partition: small",
+    ]
+    unit = role.render(role.path / "templates/slurmctld.service.j2").splitlines()
+    program = "/usr/local/sbin/slurm-partition-qos"
+    assert unit.index(f"ExecStartPre={program}") < unit.index("ExecReload=") < unit.index(f"ExecReload={program}")
+    assert unit[-1] == "ExecReload=/usr/bin/scontrol reconfigure"
