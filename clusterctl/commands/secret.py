@@ -13,6 +13,7 @@ from clusterctl.inventory.schedulers import SLURM
 from clusterctl.run import context, engine, lock
 from clusterctl.run.context import Options
 from clusterctl.run.entry import ENTRY
+from clusterctl.run.membership import RequireResponse
 from clusterctl.run.phases import Phase, Run
 from clusterctl.run.plays import Play
 from clusterctl.util import files
@@ -68,9 +69,14 @@ def rotate(options: Options) -> int:
     for name in options.flags:
         _require_known(name, [*rotatable, _ALL])
     names = rotatable if _ALL in options.flags else list(options.flags)
-    munge = _MUNGE in names and SLURM in home.load(options.inventory).schedulers
+    inventory = home.load(options.inventory)
+    munge = _MUNGE in names and SLURM in inventory.schedulers
+    # The primary takes control when it starts. With another key, the back-up would not hear of it.
+    why = "would later start with the old key beside the other head, so that both write the same queue"
+    heads = [host.name for host in inventory.in_group(SLURM.head)]
     phases = [
         *ENTRY,
+        *[RequireResponse(heads, why, "start it, or remove it from the inventory")] * munge,
         ProposeSecrets(names),
         *[StageMungeKey()] * munge,
         AdoptSecrets(),

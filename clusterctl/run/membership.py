@@ -77,20 +77,20 @@ class WriteInventory(Phase):
 
 
 class RequireResponse(Phase):
-    """Raise PreflightError if --skip-unreachable skipped a node that is to be added, removed or replaced."""
+    """Raise PreflightError if --skip-unreachable skipped a node that the verb needs; `hint` says what to do then."""
 
     title = "Check that the nodes respond"
     changes_nodes = announced = False
 
-    def __init__(self, names: Collection[str], why: str) -> None:
-        self.names, self.why = names, why
+    def __init__(self, names: Collection[str], why: str, hint: str = "remove it from the command") -> None:
+        self.names, self.why, self.hint = names, why, hint
 
     def run(self, run: Run) -> None:
         found = (
             f"was skipped for the reason above and {self.why}; --skip-unreachable applies to the cluster's other nodes"
         )
         if skipped := [name for name in self.names if name in run.site.skipped]:
-            raise PreflightError([Finding(name, "node", found, "remove it from the command") for name in skipped])
+            raise PreflightError([Finding(name, "node", found, self.hint) for name in skipped])
 
     def plan(self, run: Run) -> None:
         self.run(run)

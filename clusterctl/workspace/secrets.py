@@ -1,6 +1,7 @@
 """The cluster's secrets: generated once, stored encrypted in the cluster's directory, replaced only on request.
 
 A role declares its secrets in meta/secrets.yml. Those of services outside the cluster are `given`: a person sets them.
+A `pattern` says which values the program that reads the secret can have, and `expected` says it in words.
 `secrets.yml` in the cluster's directory is one YAML mapping, encrypted as a whole with Ansible Vault. Its header has a
 label. The password is in a 0600 file of that name under the user's config directory, so that a clone of the cluster's
 directory does not disclose the secrets.
@@ -88,11 +89,14 @@ def settable(content: Path | None = None) -> list[str]:
     return [name for name, spec in _declared(content or paths.content()).items() if spec.get("given")]
 
 
-def set_given(directory: Path, name: str, value: str) -> None:
+def set_given(directory: Path, name: str, value: str, content: Path | None = None) -> None:
     """Store a secret of a service outside the cluster. Raises InputError for a value that cannot be one."""
+    spec = _declared(content or paths.content())[name]
     if not value.isprintable() or not MIN_GIVEN <= len(value) <= MAX_GIVEN:
         what = f"got {len(value)} characters, expected {MIN_GIVEN} to {MAX_GIVEN} printable ones on one line"
         raise InputError([Problem(None, name, what)])
+    if not re.fullmatch(spec.get("pattern", ".*"), value):
+        raise InputError([Problem(None, name, f"cannot be used, expected {spec['expected']}")])
     path = directory / FILE
     _write(path, _label(path), values(directory) | {name: value})
 
@@ -216,7 +220,8 @@ def _declared(content: Path) -> dict[str, dict[str, Any]]:
             if found.setdefault(name, spec) != spec:
                 raise ClusterctlError(f"{file}: another role declares {name} differently")
             generated = spec.get("bytes", 0) >= MIN_BYTES and spec.get("encoding") in _ENCODINGS
-            if not generated and "bcrypt_of" not in spec and spec != {"given": True}:
+            given = spec.get("given") is True and spec.keys() in ({"given"}, {"given", "pattern", "expected"})
+            if not generated and "bcrypt_of" not in spec and not given:
                 raise ClusterctlError(f"{file}: {name} needs at least {MIN_BYTES} bytes and a known encoding")
     if unknown := {spec["bcrypt_of"] for spec in found.values() if "bcrypt_of" in spec} - found.keys():
         raise ClusterctlError(f"bcrypt_of refers to secrets that no role declares: {', '.join(sorted(unknown))}")

@@ -24,6 +24,7 @@ PARTITIONS: list[dict[str, Any]] = [
     # Twice the jobs that the lab's few cores would let start at once.
     {"name": "crowded", "options": {"OverSubscribe": "FORCE:8"}},
     {"name": "small", "options": {"QOS": "small"}},
+    {"name": "h100s", "gpu": "h100"},
 ]
 SWITCHES: list[dict[str, Any]] = [
     {"name": "leaf1", "nodes": ["rack1"]},
@@ -41,7 +42,12 @@ VARIABLES: dict[str, Any] = {
         {"name": "root", "options": {"QOS": ["normal", "scavenger", "urgent"]}},
         {"name": "students", "parent": "science", "options": {"MaxTRESPerJob": {"gres/gpu": 1}}},
         {"name": "vision", "parent": "science"},
-        {"name": "robots", "parent": "science", "description": "Robots"},
+        {
+            "name": "robots",
+            "parent": "science",
+            "description": "Robots",
+            "options": {"MaxTRESMinsPerJob": {"gres/gpu": 600}},
+        },
         {"name": "science", "options": {"MaxWall": "1-00:00:00"}},
     ],
     "slurm_head_qos": [

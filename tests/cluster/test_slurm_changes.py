@@ -95,7 +95,7 @@ def test_bootstrap__after_limits_were_removed__removes_them_from_slurm(slurm: Te
     slurm.unchanged()
 
 
-@pytest.mark.proves("bootstrap", "A partition can have a new QOS of the inventory; one that Slurm lacks is refused.")
+@pytest.mark.proves("bootstrap", "A partition can have a QOS of the inventory; one that Slurm lacks is refused.")
 def test_bootstrap__of_a_partition_with_a_qos__adds_a_declared_one(slurm: TestLab) -> None:
     partitions = [*PARTITIONS, {"name": "fast", "options": {"QOS": "later", "AllowQos": "later,urgent"}}]
     declare(slurm, slurm_head_partitions=partitions)

@@ -21,24 +21,27 @@ TIMEOUT = 15  # seconds, SlurmctldTimeout
 SAVED = 10  # seconds in which slurmctld has saved the state of jobs
 RUNNING, PENDING = 50, 50
 # Many jobs on the few cores of a worker.
-PARTITION = {"name": "main", "default": True, "options": {"DefaultTime": "UNLIMITED", "OverSubscribe": "FORCE:32"}}
+PARTITION = {
+    "name": "main",
+    "default": True,
+    "options": {"DefaultTime": "UNLIMITED", "OverSubscribe": "FORCE:32", "QOS": "many"},
+}
+QOS = {"name": "many", "options": {"MaxJobsPerUser": 1000}}
 END, DRAIN = "/var/tmp/end", "/usr/local/sbin/slurm-drain"
+SBATCH = "sbatch --parsable --mem=1M --chdir=/ --output=none"
 # The first two hold the worker's GPUs, for which the jobs that wait have asked.
 SUBMIT = f"""
 for number in $(seq {RUNNING}); do
   gpu=; [ $number -gt 2 ] || gpu=--gres=gpu:1
   echo '#!/bin/sh
     until [ -e {END} ] || {{ [ -n "$SLURM_JOB_GPUS" ] && [ -e {END}-gpu ]; }}; do sleep 2; done' |
-    sbatch --parsable --mem=1M --chdir=/ --output=none --job-name=runs $gpu
+    {SBATCH} --job-name=runs $gpu
 done
 for number in $(seq {PENDING}); do
-  sbatch --parsable --mem=1M --chdir=/ --output=none --job-name=waits --gres=gpu:1 --wrap "test -e {END}-gpu"
+  {SBATCH} --job-name=waits --gres=gpu:1 --wrap "test -e {END}-gpu"
 done
 """
-WORKS = """
-timeout 20 squeue --me --noheader > /dev/null 2>&1 &&
-  timeout 20 sbatch --parsable --mem=1M --chdir=/ --output=none --wrap true
-"""
+WORKS = f"timeout 20 squeue --me --noheader > /dev/null 2>&1 && timeout 20 {SBATCH} --wrap true"
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ def lab() -> Iterator[TestLab]:
         lab.declare(
             f"slurm_head_conf_extra: {{SlurmctldTimeout: {TIMEOUT}}}",
             f"slurm_head_partitions: {json.dumps([PARTITION])}",
+            f"slurm_head_qos: {json.dumps([QOS])}",
         )
         lab.run("bootstrap")
         # Slurm saves its limits, with which a back-up starts without slurmdbd, every five minutes, and then.
@@ -115,6 +119,32 @@ def test_bootstrap__of_two_heads_again__changes_nothing(lab: TestLab) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.proves("heads", "With two heads, all nodes get a new munge key, and a job goes on.")
+def test_munge_key__of_two_heads__is_replaced(lab: TestLab) -> None:
+    job = lab.ssh(CLIENT, *ALICE, "sh", "-s", stdin=f"cd /; {SBATCH} --wrap 'until [ -e {END}-key ]; do sleep 1; done'")
+    nodes, key = ("head1", "head2", WORKER, CLIENT), "sha256sum /etc/munge/munge.key"
+    (old,) = {lab.root(node, key) for node in nodes}
+    done = clusterctl("secret", "rotate", str(lab.inventory), "munge_key")
+    assert done.returncode == 0, described(done)
+    (new,) = {lab.root(node, key) for node in nodes}
+    assert new != old
+    assert lab.healthy()["slurm"]["controllers"] == {"head1": True, "head2": True}
+    assert queue(lab)[job.strip()].state == "RUNNING"
+    lab.root(WORKER, f"touch {END}-key")
+    wait_until(lambda: accounted(lab, {job.strip()}) == {job.strip(): "COMPLETED"})
+
+
+@pytest.mark.long
+@pytest.mark.proves("heads", "While the back-up is down, jobs start and end; then it is a back-up again.")
+def test_back_up__killed__is_not_needed(lab: TestLab) -> None:
+    podman("kill", "--signal", "KILL", container(lab, "head2"))
+    assert lab.ssh(CLIENT, *ALICE, "sh", "-s", stdin=f"cd /; {SBATCH} --wait --wrap true").strip().isdecimal()
+    assert lab.run("status", expect=4)["slurm"]["controllers"] == {"head1": True, "head2": False}
+    lab.up("--heads", "2")
+    wait_until(lambda: lab.root("head1", "scontrol ping").count(" is UP") == 2)
+
+
+@pytest.mark.long
 @pytest.mark.proves("heads", "Head killed with 50 running and 50 pending jobs: none is lost, also back.")
 def test_head__killed_with_100_jobs__back_up_has_all(lab: TestLab, capsys: pytest.CaptureFixture[str]) -> None:
     lab.ssh(CLIENT, *ALICE, "sh", "-es", stdin=SUBMIT)
@@ -167,6 +197,9 @@ def test_head__killed_again__back_up_takes_over_again(lab: TestLab) -> None:
     wait_until(lambda: lab.root("head2", "scontrol ping").count(" is UP") == 2)
     kill(lab)
     assert lab.root("head2", "systemctl is-active slurmdbd || :") == "inactive\n"
+    done = clusterctl("secret", "rotate", str(lab.inventory), "munge_key", "--skip-unreachable")
+    assert done.returncode == 3, described(done)
+    assert "both write the same queue" in " ".join(done.stdout.split())
     start(lab)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.lab import TestLab, clusterctl
-from tests.cluster.members import of_jobs
-from tests.cluster.slurm import HERE, SACCTMGR, USE, ended, running, submit_as
+from tests.cluster.members import of_jobs, states
+from tests.cluster.slurm import HERE, SACCTMGR, USE, WAITS, ended, running, submit_as
 from tests.faults.injury import wait_until
 from tests.programs import described
 
@@ -20,6 +20,34 @@ def test_submission__over_a_limit_of_the_account__is_refused(slurm: TestLab) -> 
     said = submit_as(slurm, "bob", "true", "--time=2-00:00:00")  # the limit of the parent
     assert "AssocMaxWallDurationPerJobLimit" in said
     ended(slurm, submit_as(slurm, "bob", "true", "--gres=gpu:2", HERE))
+
+
+@pytest.mark.proves("jobs", "GPU-minutes of a job and the number of a user's jobs are limited.")
+def test_submission__over_gpu_minutes_or_jobs__is_refused(slurm: TestLab) -> None:
+    assert "AssocMaxGRESMinutesPerJob" in submit_as(slurm, "bob", "true", "--gres=gpu:2", "--time=400")
+    held = submit_as(slurm, "bob", "true", "--hold", "--array=1-9")
+    assert "AssocMaxSubmitJobLimit" in submit_as(slurm, "bob", "true")
+    slurm.root("head1", f"scancel {held}")
+
+
+@pytest.mark.proves("jobs", "A partition of a type of GPU has the workers with it.")
+def test_partition__of_a_type_of_gpu__has_its_workers(slurm: TestLab) -> None:
+    assert slurm.root("head1", "sinfo --noheader --partition=h100s --format=%N").strip() == "gpu[01-02]"
+    assert {*slurm.root("head1", "sinfo --noheader --format=%P").split()} == {"main*", "crowded", "small", "h100s"}
+
+
+@pytest.mark.long
+@pytest.mark.proves("jobs", "A short job runs on a node that a larger job waits for.")
+def test_short_job__behind_one_that_waits__is_backfilled(slurm: TestLab) -> None:
+    slurm.root("gpu01", "rm -f /var/tmp/enough")
+    first = submit_as(slurm, "alice", WAITS, HERE, "--exclusive")
+    running(slurm, first)
+    large = submit_as(slurm, "bob", "true", "--nodes=2", "--exclusive", "--qos=urgent")
+    wait_until(lambda: slurm.root("head1", f"squeue --noheader --jobs={large} --format=%r").strip() == "Resources")
+    ended(slurm, submit_as(slurm, "carol", "true", "--exclusive", "--time=1"))
+    assert states(slurm, large) == ["PENDING"]
+    slurm.root("gpu01", "touch /var/tmp/enough")
+    ended(slurm, first, large)
 
 
 @pytest.mark.proves("jobs", "A partition has the limits of its QOS from the first bootstrap on.")

@@ -44,6 +44,7 @@ VARIABLES: dict[str, Any] = {
     "slurm_head_qos": [
         {"name": "urgent", "options": {"Priority": 100, "Preempt": ["scavenger"]}},
         {"name": "scavenger", "options": {"UsageFactor": 0.5}},
+        {"name": "racked", "options": {"MaxJobsPerUser": 100}},
     ],
     "slurm_head_reservations": [
         {
@@ -52,7 +53,10 @@ VARIABLES: dict[str, Any] = {
                         "Accounts": ["robots"]},
         }
     ],
-    "slurm_head_partitions": [{"name": "main", "default": True}, {"name": "racked", "nodes": ["rack1"]}],
+    "slurm_head_partitions": [
+        {"name": "main", "default": True},
+        {"name": "racked", "nodes": ["rack1"], "options": {"QOS": "racked"}},
+    ],
     "slurm_head_topology": {
         "switches": [
             {"name": "leaf1", "nodes": ["rack1"]},

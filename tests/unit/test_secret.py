@@ -1,6 +1,7 @@
 """`secret rotate`: which playbooks it plays, when the new secrets count, and which command goes on."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,15 @@ from clusterctl.ansible.events import Result
 from clusterctl.commands import secret
 from clusterctl.run import engine, plays, record
 from clusterctl.run.context import Options, Site
-from clusterctl.run.phases import Run
-from clusterctl.util.errors import ClusterctlError, HeadFailed, InputError, Interrupted, WorkersFailed
+from clusterctl.run.phases import Phase, Run
+from clusterctl.util.errors import (
+    ClusterctlError,
+    HeadFailed,
+    InputError,
+    Interrupted,
+    PreflightError,
+    WorkersFailed,
+)
 from clusterctl.workspace import secrets
 
 SKIPPED, STOPPED = WorkersFailed("gpu02 skipped"), Interrupted("Ctrl-C")
@@ -108,6 +116,21 @@ def test_rotate__all__are_replaced_with_their_hashes(rotated: Played, cluster: P
     fixed = {"kubernetes_head_pki_seed", "kubernetes_head_encryption_key", "login_host_key_seed"}
     assert kept == fixed, "certificates and host keys that others know depend on them"
     assert rotated("prometheus_password", None)[0] == ["bootstrap"]
+
+
+@pytest.mark.proves("heads", "The munge key is not replaced while a head of Slurm does not respond.")
+def test_rotate__munge_key_without_a_head__changes_nothing(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Skip(Phase):
+        title, changes_nodes, announced = "Skip the head", False, False
+
+        def run(self, run: Run) -> None:
+            run.site = replace(run.site, skipped=("head1",))
+
+    monkeypatch.setattr(secret, "ENTRY", (Skip(),))
+    old = secrets.values(cluster.parent)
+    with pytest.raises(PreflightError, match=r"head1.*both write the same queue"):
+        secret.rotate(Options("secret", cluster, subverb="rotate", flags=("munge_key",), skip_unreachable=True))
+    assert secrets.values(cluster.parent) == old
 
 
 def test_rotate__unknown_name__contacts_nobody(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:

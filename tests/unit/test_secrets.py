@@ -88,7 +88,7 @@ def test_rotatable__fixed_secret__is_generated_and_never_replaced(tmp_path: Path
 def test_given__secret_of_a_service__is_required_and_never_generated(tmp_path: Path, config: Path) -> None:
     content, directory = small_content.make(tmp_path / "content"), tmp_path / "aurora"
     with (content / "roles/demo/meta/secrets.yml").open("a") as file:
-        file.write("demo_url: {given: true}\n")
+        file.write("demo_url: {given: true, pattern: '[^#]+', expected: no number sign}\n")
     directory.mkdir()
     secrets.ensure(directory, "aurora", content)
     assert "demo_url" not in secrets.values(directory)
@@ -99,9 +99,11 @@ def test_given__secret_of_a_service__is_required_and_never_generated(tmp_path: P
     before = secrets.values(directory)
     for bad in ("short", "two\nlines of it", "x" * 5000, "\x1b[31mred and long"):
         with pytest.raises(InputError, match="expected 8 to 4096"):
-            secrets.set_given(directory, "demo_url", bad)
+            secrets.set_given(directory, "demo_url", bad, content)
+    with pytest.raises(InputError, match="demo_url: cannot be used, expected no number sign"):
+        secrets.set_given(directory, "demo_url", "https://hooks.example.org/#1", content)
     assert secrets.values(directory) == before
-    secrets.set_given(directory, "demo_url", "https://hooks.example.org/T0/abc")
+    secrets.set_given(directory, "demo_url", "https://hooks.example.org/T0/abc", content)
     secrets.require(directory, {"demo_url": "receivers[0]"})
     secrets.ensure(directory, "aurora", content)
     assert secrets.values(directory) == before | {"demo_url": "https://hooks.example.org/T0/abc"}

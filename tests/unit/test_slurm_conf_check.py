@@ -110,6 +110,24 @@ def test_partition__with_a_qos__is_refused_without_it_in_accounting(tmp_path: Pa
     assert check(tmp_path, "opt/slurm/lib/libslurmfull.so", line.format("urge"), "exit 1") == ""
 
 
+def test_partition__with_a_new_qos_while_accounting_is_down__is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed, program, state = tmp_path / "installed.conf", tmp_path / "program", tmp_path / "state"
+    program.write_text(CHECK.read_text().replace("/etc/slurm/slurm.conf", str(installed)))
+    monkeypatch.setattr("tests.unit.test_slurm_conf_check.CHECK", program)
+    location = f"StateSaveLocation={state}\n"
+    line = f"{location}PartitionName=main Nodes=ALL QOS=%s\n# QOS of a partition: %s\n"
+    state.mkdir()
+    installed.write_text(line % ("small", "small"))
+    for has_run, qos, refused in ((False, "later", False), (True, "later", True), (True, "small", False)):
+        if has_run:
+            (state / "clustername").touch()
+        said = check(tmp_path, "opt/slurm/lib/libslurmfull.so", line % (qos, qos), "exit 1")
+        assert said.startswith("accounting does not respond, and without its QOS later") is refused, said
+        assert bool(said) is refused
+
+
 def test_plugins__in_no_folder_that_is_known__are_left_to_slurmctld(tmp_path: Path) -> None:
     assert check(tmp_path, "opt/slurm/lib/libslurmfull.so", CONFIGURATION) == ""
 
