@@ -258,12 +258,16 @@ def _slurm_source(reading: Reading) -> None:
 
 
 def _accounts(reading: Reading) -> None:
-    """Refuse accounts with the same name or UID."""
+    """Refuse accounts with the same name or UID, and what only concerns accounts that leave."""
     for node in _given(reading, "users_accounts"):
         taken: set[tuple[str, object]] = set()
         accounts = node.value if isinstance(node.value, list) else []
         for index, account in enumerate(accounts):
-            for key, value in account.value.items() if isinstance(account.value, dict) else ():
+            fields = account.value if isinstance(account.value, dict) else {}
+            if "jobs" in fields and not ("state" in fields and fields["state"].value == "absent"):
+                message = "has an effect only with state: absent"
+                reading.refuse(fields["jobs"].position, f"users_accounts[{index}].jobs", message)
+            for key, value in fields.items():
                 if key in ("name", "uid") and isinstance(value.value, str | int):
                     if (str(key), value.value) in taken:
                         message = f"duplicate {key}, got {shown(str(value.value))}, which another account has"

@@ -38,6 +38,7 @@ def complete(accounts: Sequence[Account], homes: str, shell: str, group: str) ->
             "slurm_admin_level": account.get("slurm_admin_level", "None"),
             "slurm_options": account.get("slurm_options", {}),
             "state": account.get("state", "present"),
+            "jobs": account.get("jobs", "finish"),
         }
         for account in accounts
     ]

@@ -262,3 +262,22 @@ def test_bootstrap__without_topology_and_parts__removes_them(slurm: TestLab) -> 
     slurm.root("gpu01", "test ! -e /usr/local/sbin/job-mps; ! grep ' /run/mps' /proc/mounts")
     ended(slurm, crowd(slurm, "true", "--nodes=2", "--gres=gpu:2"))
     slurm.unchanged()
+
+
+@pytest.mark.proves("jobs", "Jobs of a user who leaves with `jobs: cancel` end, and Slurm forgets the user.")
+def test_user__who_leaves_with_jobs_cancelled__is_removed_at_once(slurm: TestLab) -> None:
+    declare(slurm)
+    slurm.run("bootstrap")
+    slurm.root("gpu01", "rm -f /var/tmp/enough")
+    job, waiting = (submit_as(slurm, "carol", WAITS, HERE, *options) for options in ((), ("--hold",)))
+    running(slurm, job)
+    *others, carol = VARIABLES["users_accounts"]
+    declare(slurm, users_accounts=[*others, carol | {"state": "absent", "jobs": "cancel"}])
+    page = clusterctl("plan", "bootstrap", str(slurm.inventory))
+    assert "Cancel the jobs of departed users" in page.stdout, described(page)
+    assert states(slurm, job) == ["RUNNING"]
+    slurm.run("bootstrap")
+    assert [states(slurm, one)[0].split()[0] for one in (job, waiting)] == ["CANCELLED"] * 2
+    assert "carol" not in slurm.root("head1", f"{SACCTMGR} show user format=user").split()
+    assert slurm.root("gpu01", "getent passwd carol; ls -d /home/carol", check=False) == "/home/carol\n"
+    slurm.unchanged()

@@ -122,6 +122,8 @@ def test_usage__of_a_busy_gpu__is_measured_on_its_node(lab: TestLab, began: int,
     total = report["total"]
     assert total["utilisation"] == pytest.approx(0.125, abs=0.05)
     assert 0 < total["idle_gpu_hours"] < report["idle_of_gpu_hours"]
+    # One GPU drew its limit, the others what they draw when idle.
+    assert 70 < total["gpu_energy_joules"] / (total["gpu_hours"] * 3600) < 700
     assert report["idle_of_gpu_hours"] == pytest.approx(total["gpu_hours"], rel=0.5), "Slurm is counted every 15 s"
 
 

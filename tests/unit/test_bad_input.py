@@ -844,6 +844,7 @@ together(
         ("no default time", "slurm_head_default_time: §1x", 'got "1x", expected a time limit'),
         ("a name twice", "users_accounts: [{name: a, uid: 5001}, {name: §a, uid: 5002}]", "duplicate name, got a"),
         ("a number twice", "users_accounts: [{name: a, uid: 5001}, {name: b, uid: §5001}]", "duplicate uid, got 5001"),
+        ("jobs of one who stays", "users_accounts: [{name: a, uid: 5001, jobs: §cancel}]", "only with state: absent"),
         ("unknown variable of nobody", "§xyzzy: 1", 'unknown variable "xyzzy"'),
         ("trap 22:30", "cluster_timezone: §22:30", "got 22:30, which YAML reads as 1350, expected text (write"),
         ("trap 010", "cluster_timezone: §010", "got 010, which YAML reads as 8, expected text"),
