@@ -263,16 +263,17 @@ def _accounts(reading: Reading) -> None:
         taken: set[tuple[str, object]] = set()
         accounts = node.value if isinstance(node.value, list) else []
         for index, account in enumerate(accounts):
-            fields = account.value if isinstance(account.value, dict) else {}
-            if "jobs" in fields and not ("state" in fields and fields["state"].value == "absent"):
+            fields = account.value.items() if isinstance(account.value, dict) else ()
+            by_name = {str(key): value for key, value in fields}
+            if "jobs" in by_name and ("state" not in by_name or by_name["state"].value != "absent"):
                 message = "has an effect only with state: absent"
-                reading.refuse(fields["jobs"].position, f"users_accounts[{index}].jobs", message)
-            for key, value in fields.items():
+                reading.refuse(by_name["jobs"].position, f"users_accounts[{index}].jobs", message)
+            for key, value in by_name.items():
                 if key in ("name", "uid") and isinstance(value.value, str | int):
-                    if (str(key), value.value) in taken:
+                    if (key, value.value) in taken:
                         message = f"duplicate {key}, got {shown(str(value.value))}, which another account has"
                         reading.refuse(value.position, f"users_accounts[{index}].{key}", message)
-                    taken.add((str(key), value.value))
+                    taken.add((key, value.value))
 
 
 def _given(reading: Reading, name: str) -> list[Node]:
