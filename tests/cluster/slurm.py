@@ -24,7 +24,7 @@ PARTITIONS: list[dict[str, Any]] = [
     # Twice the jobs that the lab's few cores would let start at once.
     {"name": "crowded", "options": {"OverSubscribe": "FORCE:8"}},
     {"name": "small", "options": {"QOS": "small"}},
-    {"name": "h100s", "gpu": "h100"},
+    {"name": "a100s", "gpu": "a100"},
 ]
 SWITCHES: list[dict[str, Any]] = [
     {"name": "leaf1", "nodes": ["rack1"]},

@@ -91,7 +91,7 @@ def test_login__compiler_and_modules__work(lab: TestLab, key: Path) -> None:
 @pytest.mark.long
 @pytest.mark.proves("login", "Memory, CPUs and processes of each user on a login node are limited.")
 def test_login__session_of_a_user__is_limited(lab: TestLab, key: Path) -> None:
-    program = f"python3 -c 'bytearray({2 * MEMORY_MB} << 20); print(1)'"
+    program = f"python3 -c 'print(len(b\"x\" * ({2 * MEMORY_MB} << 20)))'"
     done = on_login(lab, key, program)
     assert (done.returncode, done.stdout) == (137, ""), done.stderr
     done = on_login(lab, key, f"for n in $(seq {2 * TASKS}); do sleep 20 & done")
