@@ -44,7 +44,7 @@ def test_short_job__behind_one_that_waits__is_backfilled(slurm: TestLab) -> None
     running(slurm, first)
     large = submit_as(slurm, "bob", "true", "--nodes=2", "--exclusive", "--qos=urgent")
     wait_until(lambda: slurm.root("head1", f"squeue --noheader --jobs={large} --format=%r").strip() == "Resources")
-    ended(slurm, submit_as(slurm, "carol", "true", "--exclusive", "--time=1"))
+    ended(slurm, submit_as(slurm, "alice", "true", "--exclusive", "--time=1"))
     assert states(slurm, large) == ["PENDING"]
     slurm.root("gpu01", "touch /var/tmp/enough")
     ended(slurm, first, large)
