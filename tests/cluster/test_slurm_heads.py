@@ -104,6 +104,12 @@ def start(lab: TestLab) -> float:
     return seconds_until("head1", lab, began)
 
 
+def standing_by(lab: TestLab) -> None:
+    """Wait until the second head, which has given control back, was restarted and is a back-up again."""
+    wait_until(lambda: lab.root("head2", "test -e /run/slurmctld/took-over || echo new") == "new\n")
+    wait_until(lambda: lab.root("head2", "scontrol ping").count(" is UP") == 2)
+
+
 def accounted(lab: TestLab, numbers: set[str]) -> dict[str, str]:
     """Return the state of jobs in accounting."""
     argv = ("sudo", "sacct", "--noheader", "--parsable2", "--delimiter=,", "--allocations", "--allusers")
@@ -192,8 +198,7 @@ def test_head__killed_with_100_jobs__back_up_has_all(
 @pytest.mark.proves("heads", "A back-up that gave control back takes over again without slurmdbd.")
 def test_head__killed_again__back_up_takes_over_again(lab: TestLab) -> None:
     """Slurm's own back-up would not: it has forgotten the cluster's ID. The database is on the dead head."""
-    wait_until(lambda: lab.root("head2", "test -e /run/slurmctld/took-over || echo new") == "new\n")
-    wait_until(lambda: lab.root("head2", "scontrol ping").count(" is UP") == 2)
+    standing_by(lab)
     kill(lab)
     assert lab.root("head2", "systemctl is-active slurmdbd || :") == "inactive\n"
     done = clusterctl("secret", "rotate", str(lab.inventory), "munge_key", "--skip-unreachable")
@@ -205,6 +210,7 @@ def test_head__killed_again__back_up_takes_over_again(lab: TestLab) -> None:
 @pytest.mark.long
 @pytest.mark.proves("heads", "A head whose state directory is not the other head's is refused.")
 def test_bootstrap__head_without_the_shared_storage__is_refused(lab: TestLab) -> None:
+    standing_by(lab)
     lab.root("head2", "mount -t tmpfs none /shared; mkdir -p /shared/slurm/clusterctl")
     try:
         done = clusterctl("bootstrap", str(lab.inventory), "--full")
