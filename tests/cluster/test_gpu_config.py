@@ -121,22 +121,6 @@ def test_two_users_instances_are_their_own(lab: TestLab, tmp_path: Path) -> None
     wait_until(lambda: states(lab, job)[:1] == ["CANCELLED"])
 
 
-@pytest.mark.long
-@pytest.mark.proves("jobs", "A MIG layout that changed during a job drains its worker; `upgrade` restores it.")
-def test_mig__changed_during_a_job__drains_until_it_is_restored(lab: TestLab) -> None:
-    job = submit(lab, "until [ -e /var/tmp/enough ]; do sleep 1; done", "--gres=gpu:2g.20gb:1", "--nodelist=gpu01")
-    wait_until(lambda: states(lab, job) == ["RUNNING"])
-    lab.root("gpu01", "nvidia-smi mig -dci -i 1; nvidia-smi mig -dgi -i 1")
-    assert instances(lab, "gpu01") == THREE.split(",")
-    lab.root("gpu01", "touch /var/tmp/enough")
-    wait_until(lambda: states(lab, job) == ["COMPLETED"])
-    wait_until(lambda: "GPU 1: MIG layout nothing, expected" in lab.root("head1", "slurm-drain"))
-    lab.run("upgrade", "--only", "gpu_config")
-    assert instances(lab, "gpu01") == THREE.split(",") * 2
-    wait_until(lambda: state(lab, "gpu01")[0] == "idle", lambda: lab.root("head1", "slurm-drain"))
-    lab.root("gpu01", "rm /var/tmp/enough")
-
-
 def owned(told: str) -> set[str]:
     """The MIG instances of what SEES prints: their UUIDs and the files that may be opened."""
     return {*re.findall(r"UUID: (MIG-[0-9a-f-]+)", told), *re.findall("opens=(/dev/nvidia-mig/.*)", told)}
