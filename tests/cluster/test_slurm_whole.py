@@ -99,7 +99,7 @@ printf 'header = "X-SLURM-USER-TOKEN: %s"\\n' "$(scontrol token | cut -d= -f2)" 
 echo '{body}' | curl --silent --max-time 60 --cacert /var/tmp/authority.pem --config config --data @- \\
   --header 'Content-Type: application/json' https://{head}:6820/slurm/v0.0.42/job/submit
 """
-OF_DATABASE = r"a site's #1 \pass=word"  # what a file of Slurm's and an SQL statement both have to escape
+OF_DATABASE = r"a site #1 \pass=word"  # what a file of Slurm's and an SQL statement both have to escape
 # In the directory's container, which is a server of the site.
 _DATABASE = """
 set -eu
