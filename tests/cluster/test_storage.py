@@ -73,8 +73,8 @@ REFUSING = {
     "upgrade": (),
     "secret rotate": ("slurm_head_health_key",),
 }
-READING = {"health": 0, "usage": 0, "report quota": 0, "backup": 0, "support-bundle": 0}
-"""The exit codes of those that do not."""
+# Others do their work, with exit code 0.
+READING = {"health": (), "usage": (), "report quota": (), "backup": (), "support-bundle": ("gpu02",)}
 
 
 @contextmanager
@@ -188,8 +188,9 @@ def test_server__that_does_not_respond__blocks_no_verb(lab: TestLab) -> None:
         for verb, options in REFUSING.items():
             done = clusterctl(*verb.split(), str(lab.inventory), *options, limit=120)
             assert (done.returncode, mount in done.stdout + done.stderr) == (3, True), f"{verb}: {done.stderr}"
-        found = {verb: clusterctl(*verb.split(), str(lab.inventory), limit=120) for verb in READING}
-        assert {verb: done.returncode for verb, done in found.items()} == READING, [*map(described, found.values())]
+        for verb, options in READING.items():
+            done = clusterctl(*verb.split(), str(lab.inventory), *options, limit=120)
+            assert done.returncode == 0, f"{verb}: {described(done)}"
         done = clusterctl("bootstrap", str(lab.inventory), "--skip-unreachable", limit=300)
         assert done.returncode == 4
         assert mount in done.stdout + done.stderr
