@@ -76,7 +76,7 @@ def rotate(options: Options) -> int:
     heads = [host.name for host in inventory.in_group(SLURM.head)]
     phases = [
         *ENTRY,
-        *[RequireResponse(heads, why, "start it, or remove it from the inventory")] * munge,
+        *[RequireResponse(heads, why, "start it; if it never starts again, remove it from the inventory")] * munge,
         ProposeSecrets(names),
         *[StageMungeKey()] * munge,
         AdoptSecrets(),

@@ -277,7 +277,7 @@ def test_user__who_leaves_with_jobs_cancelled__is_removed_at_once(slurm: TestLab
     assert "Cancel the jobs of departed users" in page.stdout, described(page)
     assert states(slurm, job) == ["RUNNING"]
     slurm.run("bootstrap")
-    assert [states(slurm, one)[0].split()[0] for one in (job, waiting)] == ["CANCELLED"] * 2
+    assert [states(slurm, one)[0] for one in (job, waiting)] == ["CANCELLED"] * 2
     assert "carol" not in slurm.root("head1", f"{SACCTMGR} show user format=user").split()
     assert slurm.root("gpu01", "getent passwd carol || :; ls -d /home/carol") == "/home/carol\n"
     slurm.unchanged()

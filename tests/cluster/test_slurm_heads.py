@@ -127,7 +127,10 @@ def test_bootstrap__of_two_heads_again__changes_nothing(lab: TestLab) -> None:
 @pytest.mark.long
 @pytest.mark.proves("heads", "With two heads, all nodes get a new munge key, and a job goes on.")
 def test_munge_key__of_two_heads__is_replaced(lab: TestLab) -> None:
-    job = lab.ssh(CLIENT, *ALICE, "sh", "-s", stdin=f"cd /; {SBATCH} --wrap 'until [ -e {END}-key ]; do sleep 1; done'")
+    job = lab.ssh(CLIENT, *ALICE, "sh", "-s", stdin=f"{SBATCH} --wrap 'until [ -e {END}-key ]; do sleep 1; done'")
+    job = job.strip()
+    wait_until(lambda: queue(lab)[job].state == "RUNNING")
+    began = queue(lab)[job]
     nodes, key = ("head1", "head2", WORKER, CLIENT), "sha256sum /etc/munge/munge.key"
     (old,) = {lab.root(node, key) for node in nodes}
     done = clusterctl("secret", "rotate", str(lab.inventory), "munge_key")
@@ -135,16 +138,16 @@ def test_munge_key__of_two_heads__is_replaced(lab: TestLab) -> None:
     (new,) = {lab.root(node, key) for node in nodes}
     assert new != old
     assert lab.healthy()["slurm"]["controllers"] == {"head1": True, "head2": True}
-    assert queue(lab)[job.strip()].state == "RUNNING"
+    assert queue(lab)[job] == began
     lab.root(WORKER, f"touch {END}-key")
-    wait_until(lambda: accounted(lab, {job.strip()}) == {job.strip(): "COMPLETED"})
+    wait_until(lambda: accounted(lab, {job}) == {job: "COMPLETED"})
 
 
 @pytest.mark.long
 @pytest.mark.proves("heads", "While the back-up is down, jobs start and end; then it is a back-up again.")
 def test_back_up__killed__is_not_needed(lab: TestLab) -> None:
     podman("kill", "--signal", "KILL", container(lab, "head2"))
-    assert lab.ssh(CLIENT, *ALICE, "sh", "-s", stdin=f"cd /; {SBATCH} --wait --wrap true").strip().isdecimal()
+    assert lab.ssh(CLIENT, *ALICE, "sh", "-s", stdin=f"{SBATCH} --wait --wrap true").strip().isdecimal()
     assert lab.run("status", expect=4)["slurm"]["controllers"] == {"head1": True, "head2": False}
     lab.up("--heads", "2")
     wait_until(lambda: lab.root("head1", "scontrol ping").count(" is UP") == 2)

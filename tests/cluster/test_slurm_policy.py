@@ -26,8 +26,9 @@ def test_submission__over_a_limit_of_the_account__is_refused(slurm: TestLab) -> 
 def test_submission__over_gpu_minutes_or_jobs__is_refused(slurm: TestLab) -> None:
     assert "AssocMaxGRESMinutesPerJob" in submit_as(slurm, "bob", "true", "--gres=gpu:2", "--time=400")
     held = submit_as(slurm, "bob", "true", "--hold", "--array=1-9")
-    assert "AssocMaxSubmitJobLimit" in submit_as(slurm, "bob", "true")
+    said = submit_as(slurm, "bob", "true")
     slurm.root("head1", f"scancel {held}")
+    assert "AssocMaxSubmitJobLimit" in said
 
 
 @pytest.mark.proves("jobs", "A partition of a type of GPU has the workers with it.")

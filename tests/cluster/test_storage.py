@@ -61,7 +61,7 @@ def finished(lab: TestLab, job: str) -> None:
     wait_until(lambda: states(lab, job) == ["COMPLETED"])
 
 
-# Verbs that configure nodes name the directory and the server, and change nothing.
+# Verbs that refuse, and name the directory and the server.
 REFUSING = {
     "verify": (),
     "discover": (),
@@ -174,10 +174,11 @@ def test_scratch__full_disk__drains_the_worker(lab: TestLab) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)  # seconds, for all verbs
 @pytest.mark.proves("storage", "A file server that is silent for a minute blocks no verb; jobs then continue.")
 def test_server__that_does_not_respond__blocks_no_verb(lab: TestLab) -> None:
     script = "for n in 1 2 3; do echo $n >> lines; until [ -e go$n ]; do sleep 1; done; done"
-    job = submit(lab, script, "--nodelist=gpu01")
+    job = submit(lab, script, "--nodelist=gpu01", "--time=60")
     wait_until(lambda: states(lab, job) == ["RUNNING"])
     mount = f"{HOMES} ({lab.root(SERVER, 'hostname -I').strip()}:{HOMES}) does not respond"
     with silent(lab, seconds=60):

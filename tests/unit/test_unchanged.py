@@ -169,7 +169,7 @@ REVIEWED: Mapping[str, set[str]] = {
     "users": {
         "node_users: Configure groups and users",  # in the digest
         "slurm_accounts: Add QOS, accounts, users and their limits to Slurm",  # in the digest of a head
-        "script: Cancel the jobs of departed users",  # new ones cannot start: their users are removed after it
+        "script: Cancel the jobs of departed users",  # users whose jobs remain are kept, with a note
         "slurm_accounts: Remove departed users from Slurm",
         "slurm_reservations: Converge the reservations in Slurm",
     },
