@@ -222,7 +222,7 @@ def _declared(content: Path) -> dict[str, dict[str, Any]]:
             generated = spec.get("bytes", 0) >= MIN_BYTES and spec.get("encoding") in _ENCODINGS
             given = spec.get("given") is True and spec.keys() in ({"given"}, {"given", "pattern", "expected"})
             if not generated and "bcrypt_of" not in spec and not given:
-                what = f"at least {MIN_BYTES} bytes and a known encoding, or given: true, perhaps with pattern and expected"
+                what = f"at least {MIN_BYTES} bytes and a known encoding, or given: true (with pattern and expected)"
                 raise ClusterctlError(f"{file}: {name} needs {what}")
     if unknown := {spec["bcrypt_of"] for spec in found.values() if "bcrypt_of" in spec} - found.keys():
         raise ClusterctlError(f"bcrypt_of refers to secrets that no role declares: {', '.join(sorted(unknown))}")
