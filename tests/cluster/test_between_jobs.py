@@ -136,6 +136,7 @@ def test_cleanup__job_that_cannot_be_killed__drains_until_it_ends(slurm: TestLab
     assert causes(slurm) == {}
 
 
+@pytest.mark.long
 @pytest.mark.proves("health", "A check of the site drains a worker with its own words, until it succeeds.")
 @pytest.mark.proves("health", "A program in health.d that users can change is not run, but reported.")
 def test_health__checks_of_the_site__drain(slurm: TestLab) -> None:

@@ -27,6 +27,7 @@ def test_topology__of_racks_and_switches__is_slurms(slurm: TestLab) -> None:
     slurm.root("gpu02", "test -s /var/lib/slurm/slurmd/conf-cache/topology.conf")
 
 
+@pytest.mark.long
 @pytest.mark.proves("jobs", "Nodes below one switch are waited for as long as the job asks.")
 def test_job__on_two_nodes_below_one_switch__waits_for_them(slurm: TestLab) -> None:
     def waited(nodes: int, *options: str) -> int:
