@@ -125,7 +125,7 @@ def test_bootstrap__of_two_heads_again__changes_nothing(lab: TestLab) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.proves("heads", "With two heads, all nodes get a new munge key, and a job goes on.")
+@pytest.mark.proves("heads", "With two heads, all nodes get a new munge key, and a job continues.")
 def test_munge_key__of_two_heads__is_replaced(lab: TestLab) -> None:
     job = lab.ssh(CLIENT, *ALICE, "sh", "-s", stdin=f"{SBATCH} --wrap 'until [ -e {END}-key ]; do sleep 1; done'")
     job = job.strip()
