@@ -33,6 +33,7 @@ def test_submission__over_gpu_minutes_or_jobs__is_refused(slurm: TestLab) -> Non
 
 @pytest.mark.proves("jobs", "A partition of a type of GPU has the workers with it.")
 def test_partition__of_a_type_of_gpu__has_its_workers(slurm: TestLab) -> None:
+    """All workers of the lab have it; tests/systems/test_slurm.py has others."""
     assert slurm.root("head1", "sinfo --noheader --partition=a100s --format=%N").strip() == "gpu[01-02]"
     assert {*slurm.root("head1", "sinfo --noheader --format=%P").split()} == {"main*", "crowded", "small", "a100s"}
 

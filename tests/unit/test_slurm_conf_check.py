@@ -166,3 +166,33 @@ def test_partition_qos__of_the_inventory__are_those_that_it_declares(tmp_path: P
     program = "/usr/local/sbin/slurm-partition-qos"
     assert unit.index(f"ExecStartPre={program}") < unit.index("ExecReload=") < unit.index(f"ExecReload={program}")
     assert unit[-1] == "ExecReload=/usr/bin/scontrol reconfigure"
+
+
+def test_partition_qos__while_accounting_is_down__lets_slurmctld_start(tmp_path: Path) -> None:
+    """slurmctld then reads what it has saved."""
+    tools = {"sacctmgr": "exit 1", "sleep": "", "date": f"echo >> {tmp_path}/asked; wc -l < {tmp_path}/asked"}
+    for name, script in tools.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "slurm.conf").write_text("# QOS of a partition: later\n")
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    argv = ["sh", ADDS, tmp_path / "slurm.conf"]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert "accounting does not respond" in done.stderr
+
+
+@pytest.mark.parametrize("then", ["exit 1", "echo 5003 7", ":"])
+def test_cancel_jobs__by_what_slurm_answers_then__fails_or_ends(tmp_path: Path, then: str) -> None:
+    first = f"[ -e {tmp_path}/again ] || {{ touch {tmp_path}/again; printf '5003 7\\n5004 8\\n'; exit; }}"
+    date = f"echo >> {tmp_path}/asked; wc -l < {tmp_path}/asked"
+    tools = {"squeue": f"{first}\n{then}", "scancel": f"echo $* >> {tmp_path}/cancelled", "sleep": "", "date": date}
+    for name, script in tools.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    program = paths.content() / "roles/users/files/cancel-jobs"
+    done = subprocess.run(
+        ["sh", program, "5003"], env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode == 0, done.stdout) == (then != "exit 1", "7\n")
+    assert set((tmp_path / "cancelled").read_text().splitlines()) == {"--quiet 7"}
