@@ -175,9 +175,7 @@ def test_scratch__full_disk__drains_the_worker(lab: TestLab) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)  # seconds, for all verbs
-@pytest.mark.proves(
-    "storage", "A file server silent for a minute blocks none of 15 commands; jobs then continue."
-)
+@pytest.mark.proves("storage", "A file server silent for a minute blocks none of 15 commands; jobs then continue.")
 def test_server__that_does_not_respond__blocks_no_verb(lab: TestLab) -> None:
     script = "for n in 1 2 3; do echo $n >> lines; until [ -e go$n ]; do sleep 1; done; done"
     job = submit(lab, script, "--nodelist=gpu01", "--time=60")
