@@ -176,7 +176,7 @@ def test_partition_qos__while_accounting_is_down__lets_slurmctld_start(tmp_path:
         (tmp_path / name).chmod(0o755)
     (tmp_path / "slurm.conf").write_text("# QOS of a partition: later\n")
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    argv = ["sh", ADDS, tmp_path / "slurm.conf"]
+    argv = ["sh", str(ADDS), str(tmp_path / "slurm.conf")]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=True, timeout=60)
     assert "accounting does not respond" in done.stderr
 
